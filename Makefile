@@ -55,7 +55,7 @@ $(VENV)/.all: $(INSTALLED)
 
 test-all: $(VENV)/.all  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
 	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl $(TESTS)
-	$(BIN)/python scripts/reliability.py faults.jsonl
+	$(if $(TESTS),,$(BIN)/python scripts/reliability.py faults.jsonl)
 
 $(VENV)/.dev: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

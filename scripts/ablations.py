@@ -9,7 +9,7 @@ A grid is a file in ``configs/ablations``. All other options are those of ``meta
 Each cell and seed is a :class:`metaphrase.TrainingRun`, evaluated by translation retrieval in both directions. Its result
 is a JSON file, named by a digest of everything that determines it, so that an interrupted program resumes with the missing
 runs. The program also writes ``results.json``, ``table.md`` and plots. ``--keep`` copies the results to
-``scripts/results/ablations`` and docs/ablations.md.
+``scripts/results/ablations`` and docs/ablations.md, unless the stored results have more seeds or steps.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ import yaml
 from datasets import Dataset
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
+from stored_results import fill, refuse_less
 from transformers import HfArgumentParser
-from update_tables import fill
 
 from metaphrase.corpus.files import find_files
 from metaphrase.encoders.loading import STARTER
@@ -629,6 +629,11 @@ def keep(grid: Grid, result: Mapping[str, Any], command: str, page: Path = PAGE,
     fill(page, {grid.name: f"{table(grid, result)}{pictures}\n`{command}`"})
 
 
+def covers(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the seeds and steps of results."""
+    return {"seeds": set(result["seeds"]), "steps": result["steps"]}
+
+
 def shape_of(model: SentenceTransformer, length: int) -> dict[str, int]:
     """Return the dimensions that determine the costs of an encoder."""
     config = model[0].auto_model.config
@@ -662,6 +667,8 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         FileNotFoundError: A text or model does not exist.
     """
     options, given, own = parsed(argv)
+    if options.keep:
+        refuse_less(KEPT / f"{name}.json", covers, covers(vars(options)))
     grid = load_grid(name, settings=own, monolingual=bool(given.get("monolingual")))
     configs = configurations(grid, options, given)
     settings = [settings_of(config) for config in configs]

@@ -232,6 +232,8 @@ def back_translate(options: Options) -> Dataset:
         raise ValueError(f"--method expects {' or '.join(METHODS)}, got {options.method!r}.")
     if options.to_source is None and options.to_target is None:
         raise ValueError("Nothing to do: pass --to_source, --to_target or both.")
+    if not isinstance(getattr(torch, options.dtype, None), torch.dtype):
+        raise ValueError(f"--dtype expects a data type of torch, such as float32 or bfloat16, got {options.dtype!r}.")
     if options.num < 1:
         raise ValueError(f"--num must be at least 1, got {options.num}.")
     parse_codes(options.codes)

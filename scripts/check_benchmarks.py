@@ -1,13 +1,13 @@
 """Compute benchmark scores a second time: from raw files and embeddings, with NumPy and scikit-learn alone.
 
-    python scripts/embed_benchmarks.py MODEL DATA EMBEDDINGS --languages en,de
-    metaphrase evaluate MODEL --suite sib200 --data DATA --languages en,de --prompt none --output results.json
+    python scripts/embed_benchmarks.py MODEL DATA EMBEDDINGS --sib200 deu_Latn,swh_Latn
+    metaphrase evaluate MODEL --suite sib200 --data DATA --languages deu_Latn swh_Latn --prompt none --output results.json
     python scripts/check_benchmarks.py DATA EMBEDDINGS --results results.json
 
 Nothing here is imported from the package. The definitions are those of the papers and of their released code: SIB-200
 (Adelani et al. 2024), LAReQA (Roy et al. 2020), SimAlign's itermax (Jalili Sabet et al. 2020), the alignment error rate (Och
 and Ney 2003), and xsim++ (Chen et al. 2023) with LASER's ratio margin. With ``--results``, scores that differ by more than
-0.1 are errors.
+0.1 are errors, and so are results without any of the scores.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def read(path: Path) -> str:
 
 
 # Raw files
+
+
+def measured_split(data: Path) -> str:
+    """Split of SIB-200 that is measured: ``test``, or ``dev`` if there is none."""
+    return "test" if any((data / "sib200").glob("eng_Latn.test.tsv*")) else "dev"
 
 
 def topics(data: Path, language: str, split: str) -> list[list[str]]:
@@ -78,10 +83,10 @@ def topic_accuracy(data: Path, embeddings: Path) -> dict[str, float]:
     folder = embeddings / "sib200"
     english = [row[1] for row in topics(data, "eng_Latn", "train")]
     probe = LogisticRegression(max_iter=1000).fit(normalize(np.load(folder / "eng_Latn.train.npy")), english)
-    scores = {}
-    for path in sorted(folder.glob("*.dev.npy")):
+    scores, split = {}, measured_split(data)
+    for path in sorted(folder.glob(f"*.{split}.npy")):
         language = path.name.partition(".")[0]
-        gold = [row[1] for row in topics(data, language, "dev")]
+        gold = [row[1] for row in topics(data, language, split)]
         scores[language] = 100 * probe.score(normalize(np.load(path)), gold)
     return scores
 
@@ -187,15 +192,23 @@ def margin_errors(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
 
 
 def compare(found: dict[str, dict[str, float]], results: dict[str, Any]) -> int:
-    """Print both scores side by side, and return the number of scores that differ."""
-    wrong = 0
+    """Print both scores side by side, and return the number of scores that differ.
+
+    Raises:
+        ValueError: The results have none of the scores.
+    """
+    wrong, compared = 0, 0
     for name, scores in found.items():
         for language, score in scores.items():
             ours = results["scores"].get(name, {}).get("languages", {}).get(language, {}).get("score")
             if ours is not None:
                 differs = abs(ours - score) > TOLERANCE
-                wrong += differs
+                wrong, compared = wrong + differs, compared + 1
                 print(f"{name:24} {language:16} {score:8.3f} {ours:8.3f} {'DIFFERENT' if differs else 'equal'}")
+    if not compared:
+        raise ValueError(
+            f"no score in common: found {', '.join(found) or 'nothing'}; results {', '.join(results['scores'])}"
+        )
     return wrong
 
 
@@ -215,7 +228,7 @@ def scores(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
 
 
 def main(argv: list[str]) -> int:
-    """Print the scores, next to those of the package; 1 if they differ."""
+    """Print the scores, next to those of the package; 1 if they differ, 2 if there is nothing to compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="Folder of the data sets.")
     parser.add_argument("embeddings", type=Path, help="Folder that embed_benchmarks.py wrote.")
@@ -224,7 +237,11 @@ def main(argv: list[str]) -> int:
     found = scores(arguments.data, arguments.embeddings)
     if not arguments.results:
         print(json.dumps(found, indent=1))
-    return int(sum(compare(found, json.loads(read(path))) for path in arguments.results) > 0)
+    try:
+        return int(sum(compare(found, json.loads(read(path))) for path in arguments.results) > 0)
+    except ValueError as error:
+        print(f"check_benchmarks: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

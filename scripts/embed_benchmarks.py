@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from check_benchmarks import questions, read, topics
+from check_benchmarks import measured_split, questions, read, topics
 from sentence_transformers import SentenceTransformer
 
 
 def embed_topics(model: SentenceTransformer, data: Path, folder: Path, languages: list[str]) -> None:
     """Sentences of SIB-200 by split, in the order of the files."""
+    measured = measured_split(data)
     for language in dict.fromkeys(["eng_Latn", *languages]):
-        for split in ("train", "dev") if language == "eng_Latn" else ("dev",):
+        for split in ("train", measured) if language == "eng_Latn" else (measured,):
             texts = [row[2] for row in topics(data, language, split)]
             save(folder / "sib200" / f"{language}.{split}.npy", model.encode(texts, prompt=""))
 

@@ -3,7 +3,7 @@
     python scripts/evidence.py --data benchmarks --plan      # print stored and missing results, and the estimated time
     python scripts/evidence.py --data benchmarks             # train and measure what is missing, then write the page
     python scripts/evidence.py --time                        # measure the time of a step, on an otherwise idle machine
-    python scripts/evidence.py --write                       # only write docs/evidence.md and the model cards
+    python scripts/evidence.py --write                       # only write docs/evidence.md
 
 The recipes are those of ``configs/evidence.yaml``. A cell is a recipe with a seed. Its stages are the training, the choice of
 the weight alpha on development data under guards, and each benchmark, for the encoder as trained, merged with the starter by
@@ -35,7 +35,6 @@ from typing import Any
 import torch
 import yaml
 from ablations import trained, varied
-from evidence_cards import SETTING, write_cards
 from evidence_table import CONFIG, STEP_TIMES, VARIANTS, stored_scores, write_page
 from sentence_transformers import SentenceTransformer
 
@@ -653,7 +652,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--work_dir", default="runs/evidence", help="Folder of task vectors, embeddings and whole results."
     )
-    parser.add_argument("--page", default=str(PAGE), help="Page with markers to write (default: docs/evidence.md).")
+    parser.add_argument(
+        "--page", help="Page with markers to write (default: docs/evidence.md, for the default --results only)."
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="Device (default: a GPU if available).")
     parser.add_argument(
         "--plan", action="store_true", help="Only print stored and missing results, and the estimated time."
@@ -661,6 +662,13 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
     parser.add_argument("--write", action="store_true", help="Only write the page from what is kept.")
     return parser.parse_args(argv)
+
+
+def page_of(options: argparse.Namespace) -> Path | None:
+    """The page to write. That of the documentation shows the results of the repository only."""
+    if options.page:
+        return Path(options.page)
+    return PAGE if Path(options.results).resolve() == RESULTS else None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -676,9 +684,8 @@ def main(argv: Sequence[str]) -> int:
                 return 0
             evidence.time_steps() if options.time else evidence.run()
             failed = evidence.failed
-        write_page(Path(options.results), Path(options.page))
-        if Path(options.results) == RESULTS:
-            write_cards(RESULTS / SETTING)
+        if page := page_of(options):
+            write_page(Path(options.results), page)
     except (ValueError, OSError) as error:
         print(f"evidence: {error}", file=sys.stderr)
         return 2

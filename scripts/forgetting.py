@@ -1,7 +1,7 @@
 """Search for a recipe that gains across languages without losses: train a grid, and measure gain and cost on dev data.
 
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
-    python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --only "tau=0.01, anchor" "tau=0.01, nothing" --keep
+    python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --only tau=0.01 --keep
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --corpus FOLDER --steps 750 --batch_size 512
 
 Each recipe of the grid combines a temperature, the candidates that a translation is ranked against, and a term that keeps the
@@ -15,9 +15,10 @@ of language identity projected out.
 - *similarity*: Spearman correlation on STS-B dev, mean of eleven languages;
 - *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
 
-Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing ones.
-``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill.
-``--keep`` writes ``scripts/results/forgetting.json`` and the table of docs/forgetting.md.
+Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
+ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill. ``--keep`` writes
+``scripts/results/forgetting.json`` and the table of docs/forgetting.md, unless the stored results have more recipes, seeds
+or steps.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from update_tables import fill
+from stored_results import check_settings, fill, refuse_less
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
@@ -56,6 +57,7 @@ from metaphrase.evaluation.answer_retrieval import sentence_spans
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.sts import load_sts_folder
+from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import hardware, prepare_process
 from metaphrase.io.files import DEMO, UDHR, replacing, write_json
@@ -197,6 +199,11 @@ class Answers:
                         question = (one["question"], paragraph["context"], one["answers"][0]["answer_start"])
                         asked.setdefault(one["id"], {})[language] = question
         parallel = sorted(id_ for id_, languages in asked.items() if len(languages) >= LANGUAGES_OF_A_QUESTION)
+        if len(parallel) < count:
+            raise UsageError(
+                f"{folder} has {len(parallel)} questions in {LANGUAGES_OF_A_QUESTION} languages or more, but {count} are "
+                "required. Pass the folder of MLQA's dev set, with files dev-xx.json.gz, as --mlqa."
+            )
         chosen = np.random.default_rng(0).choice(len(parallel), count, replace=False)
         places: dict[tuple[str, str], int] = {}
         questions, right = [], []
@@ -284,6 +291,11 @@ class DevData:
             "similarity": float(np.mean(correlations)),
             "structure": float(np.mean(structure)),
         }
+
+
+def dev_digest(stsb: Path, mlqa: Path) -> str:
+    """Digest of the dev texts outside the package."""
+    return files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
 
 
 # -------------------------------------------------------------------------------------------------------------- program
@@ -419,8 +431,14 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
+def covers(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipes, seeds and steps of results."""
+    recipes = {row["recipe"] for row in content["rows"]}
+    return {"recipes": recipes, "seeds": set(content["seeds"]), "steps": content["steps"]}
+
+
 def main(argv: Sequence[str]) -> int:
-    """Train and measure what is missing, and write the results."""
+    """Parse the command line and run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
     parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
@@ -437,11 +455,32 @@ def main(argv: Sequence[str]) -> int:
         "--keep", action="store_true", help="Write scripts/results/forgetting.json and docs/forgetting.md."
     )
     options = parser.parse_args(argv)
-    prepare_process()
-    rows = measured(None, DevData(options.stsb, options.mlqa), options.output)
+    try:
+        run(options)
+    except (ValueError, OSError) as error:
+        print(f"forgetting: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train and measure what is missing, and write the results.
+
+    Raises:
+        ValueError: No recipe is chosen, data are missing, or the stored results cover more.
+    """
     setting = {name: getattr(options, name) for name in ("corpus", "steps", "batch_size")}
     cells = grid(options.seeds, **setting)
     chosen = [cell for cell in cells if any(text in cell.name for text in options.only)]
+    if not chosen:
+        raise UsageError(f"No recipe of the grid contains {' or '.join(map(repr, options.only))} (--only).")
+    if options.keep:
+        recipes = ["starter", *(cell.name for cell in chosen)]
+        refuse_less(KEPT, covers, covers({**vars(options), "rows": [{"recipe": one} for one in recipes]}))
+    prepare_process()
+    data = DevData(options.stsb, options.mlqa)
+    check_settings(options.output, {"data": dev_digest(options.stsb, options.mlqa)})
+    rows = measured(None, data, options.output)
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in pool.map(measured_in_worker, chosen, repeat(options)):
             rows += found
@@ -454,7 +493,6 @@ def main(argv: Sequence[str]) -> int:
         write_json(KEPT, content)
         fill(PAGE, {"forgetting": table(content)})
         plot(content["rows"], PLOT)
-    return 0
 
 
 if __name__ == "__main__":

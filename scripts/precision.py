@@ -3,10 +3,11 @@
     python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
     python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --keep
 
-The demo's recipe is trained on the demo's bitext in each precision with each seed. It is measured on dev data only, without a
-prompt, as the demo releases it: merged with the starter, without directions of language identity. The measures are those of
-``scripts/forgetting.py``. Results are kept in the output folder, so that an interrupted program resumes with the
-missing runs. ``--keep`` writes ``scripts/results/precision.json`` and the table of docs/speed.md.
+The demo's recipe is trained on the demo's bitext in each precision with each seed. It is measured on dev data only, without
+a prompt, as the demo releases it: merged with the starter, without directions of language identity. The measures are those
+of ``scripts/forgetting.py``. Results are kept in the output folder, so that an interrupted program resumes with the missing
+runs. ``--keep`` writes ``scripts/results/precision.json`` and the table of docs/speed.md, unless the stored results have
+more seeds or steps.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from typing import Any
 
 import torch
 from ablations import trained
-from forgetting import COLUMNS, DevData, interpolated, kept_embeddings
-from update_tables import fill, hardware_words
+from forgetting import COLUMNS, DevData, dev_digest, interpolated, kept_embeddings
+from stored_results import check_settings, fill, refuse_less
+from update_tables import hardware_words
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.seeds import difference
+from metaphrase.exceptions import UsageError
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import write_json
 from metaphrase.training.configuration import RunConfig
@@ -35,7 +38,6 @@ from metaphrase.training.demo import demo_settings
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "precision.json"
 PAGE = ROOT / "docs" / "speed.md"
-
 
 #: Values of the option ``bf16``.
 SETTINGS = {"float32": False, "bfloat16": True}
@@ -96,8 +98,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def covers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The seeds and steps of results."""
+    return {"seeds": {row["seed"] for row in rows}, "steps": max(row["steps"] for row in rows)}
+
+
 def main(argv: Sequence[str]) -> int:
-    """Train and measure what is missing, and write the results."""
+    """Parse the command line and run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
     parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
@@ -108,17 +115,34 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if len(options.seeds) < 2:
         parser.error("a comparison needs at least two seeds")
+    try:
+        run(options)
+    except (ValueError, OSError) as error:
+        print(f"precision: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train and measure what is missing, and write the results.
+
+    Raises:
+        ValueError: The machine has no bfloat16, data are missing, or the stored results cover more.
+    """
+    if options.keep:
+        refuse_less(KEPT, covers, covers([{"seed": seed, "steps": options.steps} for seed in options.seeds]))
     prepare_process()
     if not has_bfloat16_instructions() and not torch.cuda.is_available():
-        parser.error("this machine has no instructions for bfloat16")
-    options.output.mkdir(parents=True, exist_ok=True)
+        raise UsageError("This machine has no instructions for bfloat16.")
     data = DevData(options.stsb, options.mlqa)
+    paths = ("corpus", "test", "retention", "output_dir")
+    settings = {key: value for key, value in demo_settings().items() if key not in paths}
+    check_settings(options.output, settings | {"data": dev_digest(options.stsb, options.mlqa)})
     rows = [measured(name, seed, options.steps, data, options.output) for seed in options.seeds for name in SETTINGS]
     print(table(rows))
     if options.keep:
         write_json(KEPT, rows)
         fill(PAGE, {"bfloat16": table(rows)})
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@
 upper layers are dropped, because middle layers align best. In each round, the encoder links the words of a bitext, and
 trains on these links (configs/word-aligner.yaml). Every encoder is measured by the suite `word-alignment`.
 
-Each step keeps its output, and an interrupted program resumes with the next. The results are
-``scripts/results/word_aligner.json``, from which ``scripts/update_tables.py`` writes docs/word_alignment.md.
+Each step keeps its output, and an interrupted program resumes with the next; another output folder is required for other
+options. The results are ``results.json`` there. ``--keep`` writes ``scripts/results/word_aligner.json`` instead, from which
+``scripts/update_tables.py`` writes docs/word_alignment.md, unless the stored results have more languages or pairs.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stored_results import check_settings, refuse_less
 from transformers import HfArgumentParser
 
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
+from metaphrase.exceptions import UsageError
 from metaphrase.io.environment import hardware, prepare_process
 from metaphrase.io.files import write_json
 from metaphrase.training.configuration import RunConfig
@@ -60,7 +63,7 @@ class Options:
     steps: int | None = field(default=None, metadata={"help": "Steps of each round, for a trial."})
     seed: int = field(default=42, metadata={"help": "Seed of the pairs and of training."})
     output: str = field(default="out/aligner", metadata={"help": "Folder of bitext, links and encoders."})
-    keep: bool = field(default=False, metadata={"help": "Write scripts/results/word_aligner.json."})
+    keep: bool = field(default=False, metadata={"help": "Store the results in scripts/results/word_aligner.json."})
 
 
 def write_bitext(options: Options, folder: Path) -> Path:
@@ -144,17 +147,36 @@ def measured(name: str, encoder: str, options: Options) -> list[dict[str, Any]]:
 def main(argv: list[str]) -> int:
     """Train what is missing, measure, and write the results."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0]
-    prepare_process()
+    settings = {key: getattr(options, key) for key in ("languages", "pairs", "steps", "seed")}
     output = Path(options.output)
+    try:
+        if options.keep:
+            if options.steps is not None:
+                raise UsageError("--steps is for trials, whose results are not stored. Omit --steps or --keep.")
+            refuse_less(RESULTS, covers, covers({"settings": settings}))
+        check_settings(output, settings)
+        rows = rows_of(options, output)
+    except (ValueError, OSError) as error:
+        print(f"train_aligner: {error}", file=sys.stderr)
+        return 2
+    content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
+    write_json(RESULTS if options.keep else output / "results.json", content | {"hardware": hardware()})
+    return 0
+
+
+def covers(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the languages and pairs of results."""
+    return {"languages": set(content["settings"]["languages"]), "pairs": content["settings"]["pairs"]}
+
+
+def rows_of(options: Options, output: Path) -> list[dict[str, Any]]:
+    """Train what is missing, and measure every encoder."""
+    prepare_process()
     bitext = write_bitext(options, output / "bitext")
     encoders = {"starter": "starter", "lower layers": str(write_lower_layers(output / "base"))}
     for at in range(len(ROUNDS)):
         encoders[f"round {at + 1}"] = str(trained(Path(list(encoders.values())[-1]), bitext, at, options))
-    rows = [row for name, encoder in encoders.items() for row in measured(name, encoder, options)]
-    settings = {key: getattr(options, key) for key in ("languages", "pairs", "steps", "seed")}
-    content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
-    write_json(RESULTS if options.keep else output / "results.json", content | {"hardware": hardware()})
-    return 0
+    return [row for name, encoder in encoders.items() for row in measured(name, encoder, options)]
 
 
 if __name__ == "__main__":

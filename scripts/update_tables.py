@@ -4,8 +4,9 @@
     python scripts/update_tables.py --suites runs/evaluation/results.json
 
 An option stores the results of a run under ``scripts/results``; every call then rewrites the tables of all pages from the
-stored results. The tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those
-of docs/speed.md and docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_scale.py`` there.
+stored results. Stored results are not replaced by results of fewer languages, scores or pairs: delete their file first. The
+tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those of docs/speed.md and
+docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_scale.py`` there.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from stored_results import fill, write_results
 from transformers import HfArgumentParser
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
 BENCHMARKS = ROOT / "scripts" / "benchmarks" / "results"
-CARDS = ROOT / "model_cards"
 
 
 @dataclass
@@ -89,8 +90,7 @@ def keep(report: Path, path: Path) -> None:
         f"{name}, {len(one['languages'])} languages": {key: one[key] for key in _GUARD}
         for name, one in analysis.get("abilities", {}).items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(path, kept, lambda one: {"test sets": set(one["comparisons"]), "steps": one["run"]["steps"]})
 
 
 def table(content: dict[str, Any]) -> str:
@@ -151,7 +151,7 @@ def keep_adapted(outputs: Sequence[Path], path: Path) -> None:
             omitted = ("languages", "models")  # the latter name the output folder
             kept["retention"] = {key: value for key, value in verdict["retention"].items() if key not in omitted}
         runs.append(kept)
-    path.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(path, runs, lambda runs: {"languages": {one for run in runs for one in run["languages"]}})
 
 
 def adapted_words(runs: Sequence[dict[str, Any]]) -> str:
@@ -215,7 +215,7 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         "hardware": next(iter(parts["after"].values()))["hardware"],
         "versions": content["versions"],
     }
-    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(path, kept, lambda one: {"scores": set(one["scores"])})
 
 
 def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def keep_again(result: Path, path: Path) -> None:
     tuned = [name for name, one in kept["scores"].items() if is_fine_tuned(one) and one["test"] is not None]
     scores = {name: other["scores"][name]["average"]["score"] for name in tuned}
     kept["again"] = {"hash": other["model_hash"], "versions": other["versions"], "scores": scores}
-    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(path, kept, lambda one: {"scores": set(one["scores"])})
 
 
 def is_fine_tuned(one: dict[str, Any]) -> bool:
@@ -314,7 +314,7 @@ def keep_durations(results: Sequence[Path], path: Path) -> None:
             seconds[part["suite"]] = round(seconds.get(part["suite"], 0) + part["seconds"], 1)
         kept = {key: content[key] for key in ("model", "model_hash", "suite")}
         runs.append(kept | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]})
-    path.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(path, runs, lambda runs: {"suites": {suite for run in runs for suite in run["seconds"]}})
 
 
 def durations_table(runs: Sequence[dict[str, Any]]) -> str:
@@ -427,7 +427,7 @@ def keep_translation(report: Path, path: Path) -> None:
     for split in ("train", "test"):
         content["settings"][split] = Path(content["settings"][split]).name
     content["examples"] = content["examples"][:3]
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_results(path, content, lambda one: {"steps": one["steps"]})
 
 
 def translation_words(content: dict[str, Any]) -> str:
@@ -557,15 +557,6 @@ def benchmark_tables(folder: Path) -> dict[str, str]:
     return {name: paths[0].read_text(encoding="utf-8").rstrip() for name, paths in found.items() if paths}
 
 
-def fill(path: Path, tables: dict[str, str]) -> None:
-    """Replace the text between the markers of a file; tables without a marker there are ignored."""
-    text = path.read_text(encoding="utf-8")
-    for name, content in tables.items():
-        block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
-        text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, text, flags=re.DOTALL)
-    path.write_text(text, encoding="utf-8")
-
-
 def store(options: Options) -> None:
     """Store new results under ``scripts/results``."""
     for name in ("demo", "swahili"):
@@ -582,7 +573,7 @@ def store(options: Options) -> None:
         keep_durations([Path(file) for file in options.timed], RESULTS / "durations.json")
     if options.alignment:
         measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}
-        (RESULTS / "alignment.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        write_results(RESULTS / "alignment.json", measured, lambda one: {"pairs": one["pairs"]})
     if options.translation:
         keep_translation(Path(options.translation), RESULTS / "translation_overfit.json")
 
@@ -633,12 +624,16 @@ def stored_hash(name: str) -> str | None:
     return json.loads(path.read_text(encoding="utf-8"))["hashes"]["after"] if path.exists() else None
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     """Store new results, then rewrite the tables of all pages."""
-    store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
-    cards = [*CARDS.glob("*.md"), *ROOT.glob("models/*/*/README.md")]
-    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *cards])
+    try:
+        store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
+    except (ValueError, OSError) as error:
+        print(f"update_tables: {error}", file=sys.stderr)
+        return 2
+    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("models/*/*/README.md")])
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -4,8 +4,8 @@
 
 The vector between the base and the tuned encoder is written in 16, 8 and 4 bits, and applied to the base. Each encoder is
 measured on evenly spaced samples of the demo's dev pairs and of STS-B dev, and its embeddings are compared with those of the
-tuned encoder. ``--keep`` writes ``scripts/results/vector_precision.json`` and the table of
-docs/merging.md.
+tuned encoder. ``--keep`` writes ``scripts/results/vector_precision.json`` and the table of docs/merging.md, unless the stored
+results are those of more items.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from update_tables import fill
+from stored_results import fill, refuse_less
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.encoding import CachedEncoder
@@ -111,8 +111,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--items", type=int, default=50, help="Maximum number of items of a language.")
     parser.add_argument("--keep", action="store_true", help=f"Write {KEPT.name} and the table of docs/{PAGE.name}.")
     options = parser.parse_args(argv)
-    prepare_process()
-    content = measure(options.base, options.tuned, options.stsb, options.items)
+    try:
+        if options.keep:
+            refuse_less(KEPT, lambda one: {"items": one["items"]}, {"items": options.items})
+        prepare_process()
+        content = measure(options.base, options.tuned, options.stsb, options.items)
+    except (ValueError, OSError) as error:
+        print(f"vector_precision: {error}", file=sys.stderr)
+        return 2
     print(table(content))
     if options.keep:
         write_json(KEPT, content)

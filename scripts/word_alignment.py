@@ -6,12 +6,11 @@
 ``WPT05`` contains the English-Hindi data of ACL 2005 (test.eng, test.hin, test.eng.hin.wa). All aligners align Hindi with
 English. fast_align and the HMM are trained on the corpus and the test sentences (without their links), with punctuation as
 separate tokens. The results replace the aligner's section of ``scripts/results/word_alignment.json``, from which
-``scripts/update_tables.py`` writes docs/word_alignment.md.
+``scripts/update_tables.py`` writes docs/word_alignment.md. A file with results on other gold links is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -26,8 +25,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from stored_results import write_results
 from transformers import HfArgumentParser
 
+from metaphrase.aligners import STATISTICAL
 from metaphrase.aligners.base import Aligner, Level, Method
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.aligners.span import SpanAligner
@@ -37,6 +38,8 @@ from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.encoders.starter import starter_info
 from metaphrase.evaluation.word_alignment import GoldPair, alignment_error_interval, alignment_scores, load_wpt
+from metaphrase.exceptions import UsageError
+from metaphrase.io.digests import file_sha256
 
 RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
 
@@ -56,12 +59,6 @@ class Options:
     model: str = field(default=STARTER, metadata={"help": "Encoder of the embedding aligner."})
     span_model: str | None = field(default=None, metadata={"help": "Question answering model of the span aligner."})
     output: str = field(default=str(RESULTS), metadata={"help": "Results file (JSON)."})
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -117,9 +114,7 @@ def embedding(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
 
 def statistical(name: str, options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
     """Evaluate a statistical aligner for every symmetrisation heuristic."""
-    if options.corpus is None:
-        raise ValueError(f"{name} requires a training corpus: pass --corpus hi-en.train.tsv.gz.")
-    path = Path(options.corpus)
+    path = Path(str(options.corpus))
     corpus = read_parallel(path)
 
     def pairs() -> Iterator[tuple[Words, Words]]:
@@ -134,7 +129,7 @@ def statistical(name: str, options: Options, gold: Sequence[GoldPair]) -> dict[s
         rows.append({"heuristic": heuristic, **measured(aligner, gold)})
         print(f"{name} {heuristic}: AER {rows[-1]['aer']:.3f}", flush=True)
     return {
-        "corpus": {"file": path.name, "pairs": len(corpus), "sha256": sha256(path)},
+        "corpus": {"file": path.name, "pairs": len(corpus), "sha256": file_sha256(path)},
         "trained_pairs": aligner.trained_pairs,
         "skipped_pairs": aligner.skipped_pairs,
         "training_seconds": round(aligner.training_seconds, 1),
@@ -146,8 +141,6 @@ def statistical(name: str, options: Options, gold: Sequence[GoldPair]) -> dict[s
 
 def span(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
     """Evaluate the span aligner with default settings, with and without requiring both directions."""
-    if options.span_model is None:
-        raise ValueError("The span aligner requires a question answering model: pass --span_model.")
     rows = [
         {"force_bidirectional": forced, **measured(SpanAligner(options.span_model, force_bidirectional=forced), gold)}
         for forced in (False, True)
@@ -155,22 +148,59 @@ def span(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
     return {"model": Path(options.span_model).name, "default": {"force_bidirectional": False}, "rows": rows}
 
 
-def main(arguments: list[str]) -> None:
-    """Evaluate the aligners and write the results."""
+def main(arguments: list[str]) -> int:
+    """Parse the command line, evaluate the aligners and write the results; return the exit status."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(arguments)[0]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_flush_denormal(True)
+    try:
+        evaluate(options, command(arguments))
+    except (ValueError, OSError) as error:
+        print(f"word_alignment: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def check(options: Options) -> None:
+    """Check that every aligner has what it requires, before the first is evaluated.
+
+    Raises:
+        UsageError: An aligner is unknown, or requires a corpus or a model.
+    """
+    for name in options.aligners:
+        if name not in ("embedding", "span", *STATISTICAL):
+            raise UsageError(f"Unknown aligner {name!r}. The aligners are embedding, span, {', '.join(STATISTICAL)}.")
+        if name in STATISTICAL and options.corpus is None:
+            raise UsageError(f"{name} requires a training corpus: pass --corpus hi-en.train.tsv.gz.")
+        if name == "span" and options.span_model is None:
+            raise UsageError("The span aligner requires a question answering model: pass --span_model.")
+
+
+def evaluate(options: Options, called: str) -> None:
+    """Evaluate the aligners, and write the results of each.
+
+    Args:
+        options: The options.
+        called: The command, which is stored.
+
+    Raises:
+        UsageError: An option is missing, or the results file has results on other gold links.
+    """
+    check(options)
     folder = Path(options.gold)
     files = [folder / name for name in ("test.eng", "test.hin", "test.eng.hin.wa")]
     gold = [pair.swapped() for pair in load_wpt(*files)]
     path = Path(options.output)
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"aligners": {}}
-    content["gold"] = {
+    gold_facts = {
         "name": "WPT-05 English-Hindi, test",
         "pairs": len(gold),
         "links": sum(len(pair.possible) for pair in gold),
-        "sha256": {file.name: sha256(file) for file in files},
+        "sha256": {file.name: file_sha256(file) for file in files},
     }
+    if content["aligners"] and content["gold"] != gold_facts:
+        raise UsageError(f"{path} has results on other gold links. Pass another --output, or delete this file.")
+    content["gold"] = gold_facts
     for name in options.aligners:
         start = time.perf_counter()
         if name == "embedding":
@@ -180,7 +210,7 @@ def main(arguments: list[str]) -> None:
         else:
             section = statistical(name, options, gold)
         content["aligners"][name] = {
-            "command": command(arguments),
+            "command": called,
             **section,
             "seconds": round(time.perf_counter() - start, 1),
             "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()},
@@ -189,9 +219,8 @@ def main(arguments: list[str]) -> None:
                 for package in ("metaphrase", "torch", "transformers", "sentence-transformers", "sil-thot", "numpy")
             },
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_results(path, content, lambda one: {"aligners": set(one["aligners"])})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

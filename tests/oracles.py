@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from metaphrase.modeling.encoding import Encoding
 
 
 def cosine(u: Tensor, v: Tensor) -> Tensor:
@@ -423,6 +428,38 @@ def guided_soft_ranking_loop(
                 share = soft_weight * (wanted - logsumexp(teacher)).exp() + (1 - soft_weight) * (i == j)
                 total = total - share * (logit - logsumexp(logits))
     return total / (2 * len(source))
+
+
+def word_places(row: dict[str, str], side: str, tokenizer: Any) -> list[range]:
+    """Positions of the pieces of each word, tokenized word by word."""
+    words, at = [], 1
+    for word in row[side].split():
+        end = at + len(tokenizer(word, add_special_tokens=False)["input_ids"])
+        words.append(range(at, end))
+        at = end
+    return words
+
+
+def padded(encoding: Encoding, extra: int, label: int = 0) -> Encoding:
+    """The same encoding with more padding, whose states are not 0."""
+    fill = {name: label if name == "labels" else 0 for name in encoding.features}
+    features = {
+        name: F.pad(value, (0, extra), value=fill[name]) if value.dim() == 2 else value
+        for name, value in encoding.features.items()
+    }
+    tokens_blh = F.pad(encoding.tokens_blh, (0, 0, 0, extra), value=7.0)
+    return replace(encoding, features=features, tokens_blh=tokens_blh, mask_bl=F.pad(encoding.mask_bl, (0, extra)))
+
+
+def assert_equal_gradients(fast: Tensor, slow: Tensor, model: nn.Module, least: float = 1e-4) -> None:
+    """Assert that two values are equal, and their gradients, which are not 0."""
+    assert math.isclose(fast.item(), slow.item(), rel_tol=1e-9)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    got, wanted = (torch.autograd.grad(v, parameters, allow_unused=True, retain_graph=True) for v in (fast, slow))
+    assert max(grad.abs().max() for grad in wanted if grad is not None) > least
+    for ours, theirs in zip(got, wanted, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-12)
 
 
 def assert_same_loss(fast: Tensor, slow: Tensor, leaves: list[Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -70,10 +70,25 @@ def test_every_packaged_recipe_has_a_row():
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """The addresses of the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+LINKED = [*PAGES, *(ROOT / f"{name}.md" for name in ("CONTRIBUTING", "RELEASING", "SECURITY"))]
+LINKED += sorted((ROOT / "docs" / "reference").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
-    assert not [link for link in links if not (page.parent / link).exists()]
+    missing = []
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            missing.append(f"{path}#{anchor}")
+    assert missing == []
 
 
 def test_the_architecture_names_every_package():
@@ -91,9 +106,15 @@ def test_the_verdict_in_the_readme_is_a_stored_result():
     assert verdict[1] in (ROOT / "docs" / "my-language.md").read_text("utf-8")
 
 
-def test_pages_show_the_stored_results():
+@pytest.fixture
+def update_tables(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return import_module("update_tables")
+
+
+def test_pages_show_the_stored_results(update_tables):
     """Tables are those that ``scripts/update_tables.py`` writes."""
-    tables = runpy.run_path(str(ROOT / "scripts" / "update_tables.py"))["stored_tables"]()
+    tables = update_tables.stored_tables()
     shown = {}
     for page in PAGES:
         for name, content in re.findall(r"<!-- ([\w-]+) -->\n(.*?)<!-- /\1 -->", page.read_text("utf-8"), re.DOTALL):
@@ -102,8 +123,7 @@ def test_pages_show_the_stored_results():
     assert [name for name, content in tables.items() if shown[name] != content] == []
 
 
-def test_durations_are_those_of_suites(tmp_path):
-    program = runpy.run_path(str(ROOT / "scripts" / "update_tables.py"))
+def test_durations_are_those_of_suites(update_tables, tmp_path):
     machine = {"cpus": 2, "machine": "x86_64", "threads": 2}
     parts = {
         name: {"suite": suite, "seconds": seconds, "hardware": machine}
@@ -111,8 +131,8 @@ def test_durations_are_those_of_suites(tmp_path):
     }
     results = tmp_path / "results.json"
     results.write_text(json.dumps({"model": "starter", "model_hash": "1", "suite": "all", "parts": parts}))
-    program["keep_durations"]([results], tmp_path / "durations.json")
-    lines = program["durations_table"](json.loads((tmp_path / "durations.json").read_text())).splitlines()
+    update_tables.keep_durations([results], tmp_path / "durations.json")
+    lines = update_tables.durations_table(json.loads((tmp_path / "durations.json").read_text())).splitlines()
     assert lines[0] == "| suite | `evaluate starter --suite all` |"
     assert lines[2:5] == ["| sts | 1.5 |", "| retrieval | 1.5 |", "| **minutes** | **3** |"]
     assert lines[-1] == "One run each, on 2 x86_64 cores, 2 threads."

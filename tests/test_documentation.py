@@ -52,7 +52,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 #: Lines that are neither run nor parsed by metaphrase, with the reason.
 ELSEWHERE = {
-    r"(git|cd|cp|rm|export|source|pytest|python -m twine) ": "is part of a walk-through, which runs as a whole",
+    r"(git|cd|cp|rm|export|source|python -m twine) ": "is part of a walk-through, which runs as a whole",
     r"python -m venv ": "creates an environment",
     r"pip install ": "installs; its extras are checked",
     r"docker ": "needs Docker; `docs/install.md` and the Dockerfile name the same commands",
@@ -68,7 +68,6 @@ PARSED_ONLY = {
     r"scripts/release\.py": "trains for minutes; tests/scripts/test_release.py runs it",
     r"scripts/ablations\.py": "trains for days; tests/scripts/test_ablations.py runs it",
     r"scripts/evidence\.py": "trains for days; tests/scripts/test_evidence.py runs it",
-    r"scripts/reliability\.py": "requires the rows of a whole test run",
 }
 
 #: Options that a fine-tuning program requires in addition to a settings file.
@@ -228,7 +227,7 @@ def template(tmp_path_factory, tiny_encoder_dir) -> Path:
     shutil.copy(ROOT / "src" / "metaphrase" / "recipes" / "dap.yaml", folder / "mine.yaml")
     for block in filter(lambda block: block.title.endswith(".yaml"), BLOCKS):
         (folder / block.title).write_text(block.text, encoding="utf-8")
-    for name in ("configs", "scripts", "trainers", "model_cards", "src"):
+    for name in ("configs", "scripts", "trainers", "models", "src"):
         (folder / name).symlink_to(ROOT / name)
     encoder = SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
     shutil.copytree(tiny_encoder_dir, folder / "my-encoder")

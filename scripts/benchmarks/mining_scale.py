@@ -13,9 +13,10 @@ From the same texts, the search alone is compared with programs that others writ
 embeddings in a process of its own, with as many threads as the command has workers. F1 is that of the best threshold.
 
 Each row, a size and an index or program, is kept in ``results/mining-scale.json`` when it is complete; an interrupted run
-resumes with the next one. An estimate is printed before each size, and rows of more than ``--most_hours`` are left out. The
-tables are ``mining-scale.md`` and ``mining-peers.md`` there, the plots ``docs/scaling/*.svg``; ``scripts/update_tables.py``
-copies the tables to docs/scaling.md.
+resumes with the next one. Rows of another machine, or with other workers, tasks or versions, are refused. An estimate is
+printed before each size, and rows of more than ``--most_hours`` are left out. The tables are ``mining-scale.md`` and
+``mining-peers.md`` there, and ``scripts/update_tables.py`` copies them to docs/scaling.md. The plots are
+``docs/scaling/*.svg``, or in the folder of ``--results``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from transformers import BertConfig, BertModel, HfArgumentParser, PreTrainedToke
 
 from metaphrase import load_encoder
 from metaphrase.evaluation.bucc import MiningSet, load_bucc_folder
+from metaphrase.exceptions import UsageError
 from metaphrase.io.files import write_json
 from metaphrase.mining.bulk import encode
 from metaphrase.mining.margins import best_threshold
@@ -77,7 +79,9 @@ class Options:
     tasks: int = field(default=8, metadata={"help": "Tasks of each stage."})
     workers: int = field(default=2, metadata={"help": "Tasks at a time."})
     results: str = field(default=str(RESULTS), metadata={"help": "Folder of the results."})
-    plots: str = field(default=str(PLOTS), metadata={"help": "Folder of the plots."})
+    plots: str | None = field(
+        default=None, metadata={"help": "Folder of the plots (default: docs/scaling, or that of --results)."}
+    )
     work: str = field(default="out/mining-scale", metadata={"help": "Folder of texts and shards, deleted at the end."})
 
 
@@ -374,7 +378,8 @@ def draw(rows: Sequence[dict[str, Any]], kind: str, path: Path) -> None:
 
 def keep(content: dict[str, Any], options: Options) -> None:
     """Write the results, the tables and the plots."""
-    results, plots = Path(options.results), Path(options.plots)
+    results = Path(options.results)
+    plots = Path(options.plots) if options.plots else PLOTS if results == RESULTS else results
     results.mkdir(parents=True, exist_ok=True)
     content["rows"].sort(key=lambda row: (row["size"], row["index"]))
     content["peers"].sort(key=lambda row: (row["texts"] == SIMULATED, row["size"], list(ENGINES).index(row["engine"])))
@@ -388,6 +393,20 @@ def keep(content: dict[str, Any], options: Options) -> None:
         draw(rows, "engine", plots / "mining-peers.svg")
 
 
+def check_comparable(kept: dict[str, Any], own: dict[str, Any], path: Path) -> None:
+    """Check that new rows can join stored ones.
+
+    Raises:
+        UsageError: They were measured on another machine, or with other settings or versions.
+    """
+    flat = [{**one["facts"], "tasks": one["tasks"], "workers": one["workers"], "date": ""} for one in (kept, own)]
+    if differing := [f"{key} {flat[0].get(key)}" for key, value in flat[1].items() if flat[0].get(key) != value]:
+        raise UsageError(
+            f"{path} has rows that were measured with {', '.join(differing)}, which differs here. Pass another folder as "
+            "--results, or delete the file to measure all rows again."
+        )
+
+
 class Program:
     """The rows of the measurement, of which the missing ones are measured."""
 
@@ -395,7 +414,10 @@ class Program:
         self.options = options
         kept = Path(options.results) / "mining-scale.json"
         self.content = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": [], "peers": []}
-        self.content |= {"facts": facts("cpu", 1), "tasks": options.tasks, "workers": options.workers}
+        own = {"facts": facts("cpu", 1), "tasks": options.tasks, "workers": options.workers}
+        if self.content["rows"] or self.content["peers"]:
+            check_comparable(self.content, own, kept)
+        self.content |= own
 
     def missing(self, size: int, texts: str) -> list[tuple[str, str, float]]:
         """Return the missing rows of a size: the list they belong to, index or program, and estimated seconds."""
@@ -449,7 +471,11 @@ def main(argv: list[str]) -> int:
     os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     torch.set_num_threads(options.workers)
     torch.set_flush_denormal(True)
-    program = Program(options)
+    try:
+        program = Program(options)
+    except UsageError as error:
+        print(f"mining_scale: {error}", file=sys.stderr)
+        return 2
     write_encoder(Path(options.work) / "encoder")
     if options.data:
         for language, sets in load_bucc_folder(options.data, "sample_oracle").items():

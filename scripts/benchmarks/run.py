@@ -6,9 +6,11 @@
     python scripts/benchmarks/run.py --device cuda         # `make bench-gpu`
 
 The variants of a row are measured in one process, in turn, with a fixed number of threads. The best round counts, in CPU
-seconds or time between CUDA events. Every row is a JSON file under ``results/``; ``table.md`` there contains all rows. An
-interrupted run resumes with the missing rows, and prints the minutes that are left. If rounds differ by more than 20 %, or
-other processes use more than 20 % of the machine, the verdict is open and the next run measures the row again.
+seconds or time between CUDA events. Every row is a JSON file in ``results/cpu`` or, on a GPU, in a folder with its name;
+``table.md`` there contains all rows. With ``--quick``, ``--shape`` or ``--threads``, results are not
+comparable with stored ones and are written to ``out/benchmarks``. An interrupted run resumes with the missing rows, and
+prints the minutes that are left. If rounds differ by more than 20 %, or other processes use more than 20 % of the machine,
+the verdict is open and the next run measures the row again.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ from settings import SHAPES
 from transformers import HfArgumentParser
 
 RESULTS = Path(__file__).parent / "results"
+#: Folder of results with other settings than those stored.
+OTHER_RESULTS = Path(__file__).parents[2] / "out" / "benchmarks"
 #: Rows by name, in the order in which they are measured.
 ROWS = {**rows.ROWS, **rates.ROWS, **isolated.ROWS, **engines.ROWS, **commands.ROWS}
 #: Rows that are measured on a CPU only if they are named: most of their time is that of a compiler.
@@ -70,7 +74,7 @@ class Options:
     )
     again: bool = field(default=False, metadata={"help": "Measure rows again even if recent results exist."})
     max_age: float = field(default=24.0, metadata={"help": "Age in hours up to which a result is reused."})
-    results: str | None = field(default=None, metadata={"help": "Results folder."})
+    results: str | None = field(default=None, metadata={"help": "Results folder (default: one for each device)."})
     shape: str | None = field(
         default=None, metadata={"help": "Measure one shape instead of all: " + ", ".join(SHAPES)}
     )
@@ -121,6 +125,14 @@ def is_done(path: Path, options: Options) -> bool:
         and content["facts"]["texts"] == (options.texts or "bundled")
         and not any(figure["verdict"].startswith("skipped") for figure in content["figures"])
     )
+
+
+def results_folder(kind: str, options: Options) -> Path:
+    """Return the default folder of results. Only those with default settings are stored in the repository."""
+    other = ["quick"] if options.quick else []
+    other += [options.shape] if options.shape else []
+    other += [f"{options.threads}-threads"] if options.threads != Options.threads else []
+    return OTHER_RESULTS / "-".join([kind, *other]) if other else RESULTS / kind
 
 
 def expected_minutes(name: str, folder: Path) -> float:
@@ -226,7 +238,7 @@ def main(argv: list[str]) -> int:
     shapes = [options.shape] if options.shape else ["small"] if options.quick else ["base", "small"]
     context = Context(options.device, rounds, shapes, options.texts, options.quick, tiny=options.shape == "tiny")
     kind = options.device if options.device == "cpu" else torch.cuda.get_device_name().replace(" ", "-")
-    folder = Path(options.results) if options.results else RESULTS / (f"{kind}-quick" if options.quick else kind)
+    folder = Path(options.results) if options.results else results_folder(kind, options)
     folder.mkdir(parents=True, exist_ok=True)
     failed = measure_missing(names, context, options, folder)
     (folder / "table.md").write_text(table(folder), encoding="utf-8")
@@ -235,7 +247,7 @@ def main(argv: list[str]) -> int:
             content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
             where = "" if name == "flops" else f"{_where(content['facts'])}\n\n"
             (folder / f"{name}.md").write_text(where + formatted(content), encoding="utf-8")
-    if not options.results:
+    if folder == RESULTS / kind:
         write_costs()
     if failed:
         print(f"Failed: {', '.join(failed)}")

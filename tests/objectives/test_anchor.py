@@ -26,6 +26,7 @@ from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import as_sentence_transformer, shape, wordpiece
+from tests.oracles import assert_equal_gradients
 
 
 def moved(loss):
@@ -54,18 +55,6 @@ def trainer_of(model, loss, rows, folder, **settings):
 
 def distance(now, then):
     return (now / now.norm() - then / then.norm()).pow(2).sum()
-
-
-def assert_equal_gradients(fast, slow, model):
-    """Two values, and their gradients, which are not 0."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    got, wanted = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (fast, slow))
-    assert fast.item() > 1e-3
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
-    for ours, theirs in zip(got, wanted, strict=True):
-        if theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
 
 
 def anchor_loop(model, original, rows, sides, level):

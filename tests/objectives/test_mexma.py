@@ -10,23 +10,12 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import UNSCORED
 from metaphrase.objectives.mexma import Masked, cross_unmasking, koleo
-from tests.oracles import koleo_loop, mexma_loop
+from tests.oracles import koleo_loop, mexma_loop, padded
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"layers": 2, "heads": 4}
 MASKED = ("masked-source-0.4", "masked-target-0.4")
-
-
-def pad(encoding, extra):
-    """The same encoding with more padding."""
-    labels = F.pad(encoding.features["labels"], (0, extra), value=UNSCORED)
-    return replace(
-        encoding,
-        features={**encoding.features, "labels": labels},
-        tokens_blh=F.pad(encoding.tokens_blh, (0, 0, 0, extra), value=7.0),
-        mask_bl=F.pad(encoding.mask_bl, (0, extra)),
-    )
 
 
 def leaves_of(loss, encodings):
@@ -155,7 +144,7 @@ def test_padding_changes_nothing(make_loss, encodings_of, bitext, side):
     loss = make_loss("mexma", **SMALL)
     encodings = encodings_of(loss, bitext[:5])
     wanted = loss.objectives["mexma"](encodings)
-    got = loss.objectives["mexma"]({**encodings, side: pad(encodings[side], 3)})
+    got = loss.objectives["mexma"]({**encodings, side: padded(encodings[side], 3, UNSCORED)})
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 

@@ -4,27 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from metaphrase.objectives.representation_translation import representation_translation
-from tests.oracles import representation_translation_loop
+from tests.oracles import padded, representation_translation_loop
 
 
 def total(loss, batch):
     return sum(loss(batch).values())
-
-
-def pad(encoding, extra):
-    """The same encoding with more padding."""
-    features = {
-        name: F.pad(value, (0, extra)) if value.dim() == 2 else value for name, value in encoding.features.items()
-    }
-    return replace(
-        encoding,
-        features=features,
-        tokens_blh=F.pad(encoding.tokens_blh, (0, 0, 0, extra), value=7.0),
-        mask_bl=F.pad(encoding.mask_bl, (0, extra)),
-    )
 
 
 @pytest.mark.parametrize("rows", [slice(0, 1), slice(22, 23), slice(0, 5)])
@@ -148,7 +134,7 @@ def test_padding_changes_nothing(make_loss, encodings_of, bitext, side, position
     loss = make_loss("rtl", positions=positions)
     encodings = encodings_of(loss, bitext[:5])
     wanted = loss.objectives["rtl"](encodings)
-    got = loss.objectives["rtl"]({**encodings, side: pad(encodings[side], 3)})
+    got = loss.objectives["rtl"]({**encodings, side: padded(encodings[side], 3)})
     torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 

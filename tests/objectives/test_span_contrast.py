@@ -9,23 +9,13 @@ import torch.nn.functional as F
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import parse_links, phrase_pairs
 from metaphrase.objectives.span_contrast import PhrasePairs, negatives, span_contrast
-from tests.oracles import span_contrast_loop
+from tests.oracles import span_contrast_loop, word_places
 
 ROWS = (6, 15, 22, 19, 23)
 
 
 def sides(encodings):
     return [encodings[side].tokens_blh for side in ("source", "target")]
-
-
-def word_places(row, side, tokenizer):
-    """Positions of the pieces of each word, tokenized word by word."""
-    words, at = [], 1
-    for word in row[side].split():
-        end = at + len(tokenizer(word, add_special_tokens=False)["input_ids"])
-        words.append(range(at, end))
-        at = end
-    return words
 
 
 def phrases_of(row, tokenizer, **settings):

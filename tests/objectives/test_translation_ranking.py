@@ -7,7 +7,12 @@ from metaphrase.encoders.starter import PROMPTS
 from metaphrase.exceptions import UsageError
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.functional import cosines, translation_ranking
-from tests.oracles import both_sides_ranking_loop, guided_soft_ranking_loop, hard_negatives_ranking_loop
+from tests.oracles import (
+    assert_equal_gradients,
+    both_sides_ranking_loop,
+    guided_soft_ranking_loop,
+    hard_negatives_ranking_loop,
+)
 
 
 @pytest.mark.parametrize("direction", ["source_to_target", "target_to_source", "symmetric"])
@@ -96,16 +101,6 @@ def test_soft_targets_and_guidance_match_loop(make_loss, moved_encodings, bitext
         guided=guided,
     )
     assert_equal_gradients(fast, slow, loss.model)
-
-
-def assert_equal_gradients(fast, slow, model):
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    got, wanted = (torch.autograd.grad(v, parameters, allow_unused=True, retain_graph=True) for v in (fast, slow))
-    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
-    for ours, theirs in zip(got, wanted, strict=True):
-        if theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("mask_duplicates", [False, True])

@@ -13,7 +13,7 @@ from metaphrase.objectives.word_contrast import (
     soft_word_contrast,
     word_states,
 )
-from tests.oracles import assert_same_loss, hard_word_contrast_loop, soft_word_contrast_loop
+from tests.oracles import assert_same_loss, hard_word_contrast_loop, padded, soft_word_contrast_loop, word_places
 
 ROWS = (6, 15, 22, 19)
 
@@ -23,14 +23,10 @@ def sides(encodings):
 
 
 def words_of(states, row, side, tokenizer, units="mean"):
-    """Vectors of words and of pieces, tokenized word by word."""
-    words, pieces, at = [], [], 1
-    for word in row[side].split():
-        end = at + len(tokenizer(word, add_special_tokens=False)["input_ids"])
-        words.append(states[at] if units == "first" else sum(states[at:end]) / (end - at))
-        pieces += list(states[at:end])
-        at = end
-    return words, pieces
+    """Vectors of words and of pieces."""
+    places = word_places(row, side, tokenizer)
+    words = [states[at[0]] if units == "first" else sum(states[i] for i in at) / len(at) for at in places]
+    return words, [states[i] for at in places for i in at]
 
 
 @pytest.mark.parametrize("units", ["mean", "first"])
@@ -177,28 +173,20 @@ def test_the_head_is_as_wide_as_the_encoder(make_loss, tiny_encoder):
     assert head.dropout == tiny_encoder[0].auto_model.config.attention_probs_dropout_prob
 
 
-def pad(encoding, extra):
-    return replace(
-        encoding,
-        tokens_blh=F.pad(encoding.tokens_blh, (0, 0, 0, extra), value=3.0),
-        mask_bl=F.pad(encoding.mask_bl, (0, extra)),
-    )
-
-
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 class TestProperties:
     def test_padding_changes_nothing(self, make_loss, encodings_of, bitext, kind):
         loss = make_loss("word-contrast", kind=kind)
         objective, encodings = loss.objectives["word-contrast"], encodings_of(loss, bitext)
         value = objective(encodings)
-        padded = {**encodings, "source": pad(encodings["source"], 2), "target": pad(encodings["target"], 5)}
-        features = padded[objective.words.name].features
+        longer = {**encodings, "source": padded(encodings["source"], 2), "target": padded(encodings["target"], 5)}
+        features = longer[objective.words.name].features
         wider = {
             name: F.pad(features[name], (0, 0, 0, 3), value=-1 if name == "links" else 0)
             for name in features.keys() & {"source_spans", "target_spans", "links"}
         }
-        padded[objective.words.name] = replace(padded[objective.words.name], features={**features, **wider})
-        torch.testing.assert_close(objective(padded), value)
+        longer[objective.words.name] = replace(longer[objective.words.name], features={**features, **wider})
+        torch.testing.assert_close(objective(longer), value)
         value.backward()
         for side in ("source", "target"):
             grad, mask = encodings[side].tokens_blh.grad, encodings[side].mask_bl

@@ -1,7 +1,5 @@
-import importlib.util
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +15,6 @@ from tests.conftest import shape, wordpiece
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GRIDS = sorted(path.stem for path in (SCRIPTS.parent / "configs" / "ablations").glob("*.yaml"))
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location("ablations", SCRIPTS / "ablations.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ablations"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(SCRIPTS))
-    for name in ("ablations", "update_tables", "costs"):
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,6 @@
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -15,17 +12,6 @@ from metaphrase.exceptions import ModelFileError
 from tests.conftest import mostly_slow, wordpiece
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "back_translate.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("back_translate", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["back_translate"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +224,7 @@ def test_wrong_options(script, options, tmp_path):
         ({"method": "greedy"}, "--method expects beam or top-k, got 'greedy'"),
         ({"to_source": None, "to_target": None}, "pass --to_source, --to_target or both"),
         ({"num": 0}, "at least 1, got 0"),
+        ({"dtype": "float33"}, "--dtype expects a data type of torch"),
         ({"codes": ["deu_Latn"]}, "the form sw=swh_Latn, got 'deu_Latn'"),
         ({"codes": ["de=deu_Latn"]}, "has no code for 'en'"),
         ({"codes": ["de=deu_Latn", "en=eng_Latn"]}, "does not know the language code 'eng_Latn'"),

@@ -1,6 +1,4 @@
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,14 +25,9 @@ MODULES += ("run",)
 
 
 @pytest.fixture(scope="module")
-def bench():
-    """The benchmark's modules, found as a program finds them that is started there."""
-    folder = str(ROOT / "scripts" / "benchmarks")
-    sys.path.insert(0, folder)
-    yield SimpleNamespace(**{name: import_module(name) for name in MODULES})
-    sys.path.remove(folder)
-    for name in MODULES:
-        del sys.modules[name]
+def bench(load_script):
+    """The benchmark's modules."""
+    return SimpleNamespace(**{name: load_script(name) for name in MODULES})
 
 
 def measured(bench, folder, *options):
@@ -204,6 +197,17 @@ def test_a_row_is_done_when_it_is_new_and_from_here(bench, results, tmp_path):
     assert not bench.run.is_done(tmp_path / "none.json", options)
 
 
+def test_results_with_other_settings_are_kept_apart(bench):
+    def folder(**settings):
+        return bench.run.results_folder("cpu", bench.run.Options(**settings))
+
+    assert folder(rows="adamw", again=True) == bench.run.RESULTS / "cpu"
+    others = [{"quick": True}, {"shape": "small"}, {"threads": 2}]
+    folders = {folder(**settings) for settings in others}
+    assert {path.name for path in folders} == {"cpu-quick", "cpu-small", "cpu-2-threads"}
+    assert not any(path.is_relative_to(bench.run.RESULTS) for path in folders)
+
+
 def test_verdicts(bench):
     make = bench.measuring.ratio
     rounds = {"a": [1.0, 1.1, 1.9], "b": [2.0, 2.1, 2.1], "loud": [2.0, 3.0, 4.0]}
@@ -352,9 +356,8 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tables_are_put_between_markers(bench, all_results, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    script = import_module("update_tables")
+def test_tables_are_put_between_markers(load_script, all_results, tmp_path):
+    script = load_script("update_tables")
     (tmp_path / "cpu").symlink_to(all_results)
     tables = script.benchmark_tables(tmp_path)
     assert tables.keys() == {"bench", "flops", "profile"}
@@ -364,4 +367,3 @@ def test_tables_are_put_between_markers(bench, all_results, tmp_path, monkeypatc
     text = page.read_text()
     assert text.startswith(f"a\n<!-- bench -->\n{tables['bench']}\n<!-- /bench -->\nb\n")
     assert text.endswith("<!-- costs --><!-- /costs -->\n")
-    del sys.modules["update_tables"]

@@ -1,13 +1,10 @@
 import gzip
 import hashlib
-import importlib.util
 import json
 import random
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from transformers import AutoTokenizer
@@ -16,17 +13,6 @@ from metaphrase.corpus import Cleaning, load_corpus
 from metaphrase.corpus.readers import read_parallel
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_corpus.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_corpus", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["build_corpus"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def sentences(n: int, name: str, length: int = 12) -> list[tuple[str, str]]:

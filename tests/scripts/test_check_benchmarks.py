@@ -1,8 +1,6 @@
 """The scores of the suites equal those of a script that imports nothing of the package."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +10,14 @@ from metaphrase.evaluation.distractors import distractors
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks, run_benchmark
 from tests.evaluation.test_answer_retrieval import write_answers
-from tests.evaluation.test_sib200 import write_topics
+from tests.evaluation.test_sib200 import Topical, write_topics
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def scripts():
-    sys.path.insert(0, str(SCRIPTS))
-    yield [importlib.import_module(name) for name in ("embed_benchmarks", "check_benchmarks")]
-    sys.path.remove(str(SCRIPTS))
+def scripts(load_script):
+    return [load_script(name) for name in ("embed_benchmarks", "check_benchmarks")]
 
 
 @pytest.fixture
@@ -74,6 +70,18 @@ def test_scores_equal_those_of_the_package(scripts, data, tiny_encoder, tiny_enc
     scores["alignment-gold ende"]["languages"]["alignment-gold ende"]["score"] += 0.2
     results.write_text(json.dumps({"scores": scores}))
     assert check.main(command) == 1
+    results.write_text('{"scores": {"stsb": {}}}')
+    assert check.main(command) == 2
+    assert "no score in common: found sib200 topics" in capsys.readouterr().err
+
+
+def test_topics_are_measured_on_the_test_split(scripts, tmp_path):
+    embed, check = scripts
+    write_topics(tmp_path / "sib200", splits=(("train", 30), ("dev", 12), ("test", 15)))
+    model = Topical()
+    embed.embed_topics(model, tmp_path, tmp_path / "embeddings", ["swh_Latn"])
+    assert check.topic_accuracy(tmp_path, tmp_path / "embeddings") == {"eng_Latn": 100, "swh_Latn": 100}
+    assert len(np.load(tmp_path / "embeddings" / "sib200" / "swh_Latn.test.npy")) == 15
 
 
 def test_a_piece_that_is_only_a_space_has_no_word(scripts, tmp_path):

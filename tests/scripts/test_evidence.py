@@ -1,6 +1,5 @@
 import csv
 import gzip
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,15 +16,6 @@ from tests.evaluation.suites import test_suites
 data = test_suites.data  # a fixture: a little of everything
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 CONTENT = yaml.safe_load((SCRIPTS.parent / "configs" / "evidence.yaml").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("evidence")
-    sys.path.remove(str(SCRIPTS))
-    for name in ("evidence", "evidence_table", "ablations", "update_tables"):
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
@@ -278,10 +268,6 @@ def test_the_page_shows_what_is_kept(table, stored, tmp_path):
     assert "| `dap` | 3 | +3.0 [+3.0, +3.0] better |" in text  # to `tr`
     assert "| `dap` | 3 | +0.0 [-0.1, +0.1] tie |" in text
     assert "### Merged" not in text  # it was measured with other weights than those that are kept
-    assert (
-        "- **`dap`**, 2.0 × the time of a step of `tr`\n    - as trained, against the starter: better in Tato" in text
-    )
-    assert "    - as trained, against `tr`: better in Tatoeba 36 +3.0; worse in nothing; 1 of 2 ties" in text
     assert "| DAP, tables 7 and 8 | tatoeba | `dap` above `tr` | +3.0 [+3.0, +3.0] | 3 | confirmed |" in text
     assert "| `dap` above `tr+tlm` |  |  | not measured |" in text
     assert (tmp_path / "evidence" / "starter-100x64.svg").read_text().count("dap") > 0

@@ -1,8 +1,6 @@
 import gzip
-import importlib
 import json
 import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +9,6 @@ import torch
 from safetensors.torch import save_file
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("forgetting")
-    sys.path.remove(str(SCRIPTS))
 
 
 @pytest.fixture

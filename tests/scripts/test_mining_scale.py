@@ -1,20 +1,11 @@
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
-    yield import_module("mining_scale")
-    for name in ("mining_scale", "mining_peers", "measuring"):
-        del sys.modules[name]
 
 
 def test_half_of_the_simulated_lines_are_translations(script, tmp_path):
@@ -81,6 +72,26 @@ def test_kept_rows_are_shown_and_not_measured_again(script, tmp_path):
     assert "| simulated | 20,000 | faiss, stopes' index | 8.0 | 4.00 | 2.00 | 0.900 |" in table
     assert "| 20,000 | exact | 0.1 |" in (tmp_path / "mining-scale.md").read_text()
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"mining.svg", "mining-peers.svg"}
+
+
+def test_rows_of_another_machine_or_setting_are_not_joined(script, tmp_path, capsys):
+    kept = {"facts": script.facts("cpu", 1) | {"date": "2020-01-01"}, "tasks": 8, "workers": 2}
+    kept |= {"rows": [{"size": 10_000, "index": "exact"}], "peers": []}
+    path = tmp_path / "mining-scale.json"
+    path.write_text(json.dumps(kept))
+    script.Program(script.Options(results=str(tmp_path)))
+    before = path.write_text(json.dumps(kept | {"facts": kept["facts"] | {"device": "another CPU"}}))
+    assert script.main(["--results", str(tmp_path), "--workers", "1"]) == 2
+    assert "measured with device another CPU, workers 2, which differs here" in capsys.readouterr().err
+    assert path.stat().st_size == before
+
+
+def test_plots_of_a_trial_do_not_replace_those_of_the_page(script, tmp_path):
+    options = script.Options(results=str(tmp_path))
+    row = {"size": 20, "index": "exact", "seconds": 8.0, "memory": 2e9, "f1": 0.9, "task_seconds": {}}
+    row |= {"disk": 1e9, "index_bytes": 0, "recall": None, "pairs": 10}
+    script.keep({"rows": [row], "peers": [], "facts": script.facts("cpu", 1), "workers": 2}, options)
+    assert (tmp_path / "mining.svg").is_file()
 
 
 @pytest.mark.slow

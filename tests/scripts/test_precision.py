@@ -1,17 +1,8 @@
-import importlib
-import sys
 from pathlib import Path
 
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("precision")
-    sys.path.remove(str(SCRIPTS))
 
 
 def test_settings_are_compared_over_the_same_seeds(script):

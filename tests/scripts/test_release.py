@@ -1,15 +1,11 @@
 """The release of a card is made again, and what differs is said."""
 
 import copy
-import importlib.util
 import shutil
-from pathlib import Path
 
 import pytest
 
 from metaphrase.cli import main as metaphrase
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "release.py"
 
 RECORDED = {
     "recipe": "tr",
@@ -22,18 +18,8 @@ RECORDED = {
 }
 
 
-def load_script():
-    spec = importlib.util.spec_from_file_location("release", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = load_script()
-
-
-def test_the_same_is_the_same():
-    assert release.compare(RECORDED, copy.deepcopy(RECORDED)) == ([], True)
+def test_the_same_is_the_same(script):
+    assert script.compare(RECORDED, copy.deepcopy(RECORDED)) == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -55,78 +41,86 @@ def test_the_same_is_the_same():
     ],
     ids=["seed", "data", "weights", "versions", "hardware"],
 )
-def test_what_differs_is_said(change, line, same):
-    lines, verdict = release.compare(RECORDED, RECORDED | change)
+def test_what_differs_is_said(script, change, line, same):
+    lines, verdict = script.compare(RECORDED, RECORDED | change)
     assert len(lines) == 1
     assert line in lines[0]
     assert verdict == same
 
 
-def test_a_card_without_weights_is_told_them():
+def test_a_card_without_weights_is_told_them(script):
     recorded = {key: value for key, value in RECORDED.items() if key != "weights"}
-    assert release.compare(recorded, RECORDED) == (
+    assert script.compare(recorded, RECORDED) == (
         ["model.safetensors: the card records no SHA-256; the new one is cd."],
         True,
     )
 
 
-def test_files_are_looked_up_by_name_and_content():
+def test_files_are_looked_up_by_name_and_content(script):
     rows = [{"file": "x.tsv", "sha256": "ab"}, {"file": "y.tsv", "sha256": "cd"}, {"file": "hf:acme/corpus"}]
-    assert release.differing_files(rows, {"x.tsv": "ab", "y.tsv": "cd"}) == []
-    assert release.differing_files(rows, {"x.tsv": "00"}) == ["x.tsv has the SHA-256 00, not ab.", "y.tsv is missing."]
+    assert script.differing_files(rows, {"x.tsv": "ab", "y.tsv": "cd"}) == []
+    assert script.differing_files(rows, {"x.tsv": "00"}) == ["x.tsv has the SHA-256 00, not ab.", "y.tsv is missing."]
 
 
-def test_origin_and_licence_of_the_data_may_be_better_known():
+def test_origin_and_licence_of_the_data_may_be_better_known(script):
     row = RECORDED["data"][0]
     made = RECORDED | {"data": [row | {"origin": "the ministry", "license": "cc0-1.0"}]}
-    assert release.compare(RECORDED, made) == ([], True)
-    assert release.compare(made, RECORDED) == ([], True)
+    assert script.compare(RECORDED, made) == ([], True)
+    assert script.compare(made, RECORDED) == ([], True)
 
 
-def test_a_data_set_of_the_hub_that_was_read_at_its_commit_is_the_same():
+def test_a_data_set_of_the_hub_that_was_read_at_its_commit_is_the_same(script):
     command = ["metaphrase", "train", "--corpus", "hf:acme/corpus:sw-en"]
     rows = [{"file": "hf:acme/corpus:sw-en", "language": "sw", "pairs": 3, "revision": "ab" * 20}]
-    again = [rows[0] | {"file": release.at_commits(command, rows)[-1]}]
+    again = [rows[0] | {"file": script.at_commits(command, rows)[-1]}]
     assert again != rows
-    assert release.compare(RECORDED | {"data": rows}, RECORDED | {"data": again}) == ([], True)
+    assert script.compare(RECORDED | {"data": rows}, RECORDED | {"data": again}) == ([], True)
     other = [again[0] | {"revision": "cd" * 20}]
-    lines, same = release.compare(RECORDED | {"data": rows}, RECORDED | {"data": other})
+    lines, same = script.compare(RECORDED | {"data": rows}, RECORDED | {"data": other})
     assert (len(lines), same) == (2, False)
 
 
-def test_files_in_another_order_are_other_data():
+def test_files_in_another_order_are_other_data(script):
     rows = [RECORDED["data"][0] | {"file": name} for name in ("x.tsv", "y.tsv")]
-    lines, same = release.compare(RECORDED | {"data": rows}, RECORDED | {"data": rows[::-1]})
+    lines, same = script.compare(RECORDED | {"data": rows}, RECORDED | {"data": rows[::-1]})
     assert not same
     assert "different order" in lines[0]
 
 
 @pytest.mark.slow
-def test_a_run_is_made_again(tiny_encoder_dir, bitext_path, tmp_path, capsys):
+def test_a_run_is_made_again(script, tiny_encoder_dir, bitext_path, tmp_path, capsys):
     corpus = shutil.copy(bitext_path, tmp_path / "bitext.tsv")
     command = ["--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--recipe", "tr", "--max_steps", "2"]
     command += ["--per_device_train_batch_size", "4", "--report_to", "none", "--use_cpu", "true"]
     assert metaphrase(["train", *command, "--output_dir", str(tmp_path / "first")]) == 0
     card = tmp_path / "first" / "README.md"
-    assert release.main([str(card), "--output", str(tmp_path / "again")]) == 0
+    assert script.main([str(card), "--output", str(tmp_path / "again")]) == 0
     assert "No differences." in capsys.readouterr().out
     (tmp_path / "bitext.tsv").write_text(bitext_path.read_text() + "noch ein\tone more\tde\ten\n")
-    assert release.main([str(card), "--output", str(tmp_path / "third")]) == 1
+    assert script.main([str(card), "--output", str(tmp_path / "third")]) == 1
     assert "Nothing was trained" in capsys.readouterr().out
 
 
-def test_data_sets_of_the_hub_are_read_at_the_commit_of_the_card():
+def test_data_sets_of_the_hub_are_read_at_the_commit_of_the_card(script):
     rows = [{"file": "hf:acme/corpus:sw-en", "revision": "ab" * 20}, {"file": "x.tsv", "sha256": "cd"}]
     command = ["metaphrase", "train", "--corpus", "hf:acme/corpus:sw-en", "x.tsv", "--seed", "3"]
-    assert release.at_commits(command, rows) == [*command[:3], f"hf:acme/corpus:sw-en#{'ab' * 20}", *command[4:]]
+    assert script.at_commits(command, rows) == [*command[:3], f"hf:acme/corpus:sw-en#{'ab' * 20}", *command[4:]]
 
 
-def test_the_card_of_a_release_of_each_language(tmp_path):
+def test_the_card_of_a_release_of_each_language(script, tmp_path):
     for folder in ("checkpoint-20", "en", "sw", "te"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "README.md").touch()
         if not folder.startswith("checkpoint"):
             (tmp_path / folder / "reference.json").touch()
-    assert release.made_card(tmp_path) == tmp_path / "sw" / "README.md"
+    assert script.made_card(tmp_path) == tmp_path / "sw" / "README.md"
     (tmp_path / "reference.json").touch()
-    assert release.made_card(tmp_path) == tmp_path / "README.md"
+    assert script.made_card(tmp_path) == tmp_path / "README.md"
+
+
+def test_a_card_is_found_by_the_name_of_its_model(script):
+    card = script.card_of("metaphrase-e5-small")
+    assert script.read_facts(card)["command"].startswith("metaphrase demo ")
+    assert script.card_of(str(card)) == card
+    with pytest.raises(SystemExit, match=r"no card of-another\. Released models: metaphrase-e5-small"):
+        script.card_of("of-another")

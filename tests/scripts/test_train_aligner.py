@@ -1,18 +1,9 @@
 import gzip
-from importlib import import_module
 from pathlib import Path
-
-import pytest
 
 from metaphrase import Recipe
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return import_module("train_aligner")
 
 
 def test_pairs_are_drawn_at_random_once(script, tmp_path):
@@ -34,7 +25,7 @@ def test_the_recipe_ranks_the_words_of_a_pair(script):
     assert term.objective == "wtr"
 
 
-def test_the_table_has_a_column_for_each_gold_set_and_a_row_for_each_encoder(script):
+def test_the_table_has_a_column_for_each_gold_set_and_a_row_for_each_encoder(load_script):
     row = {"aer": 6.93, "interval": [6.2, 7.7], "pairs": 358, "settings": {}}
     content = {
         "settings": {"steps": None, "pairs": 4000, "languages": ["fr"], "seed": 42},
@@ -47,7 +38,7 @@ def test_the_table_has_a_column_for_each_gold_set_and_a_row_for_each_encoder(scr
         ],
         "hardware": {"machine": "x86_64", "cpus": 2, "threads": 2},
     }
-    lines = import_module("update_tables").trained_aligner_table(content).splitlines()
+    lines = load_script("update_tables").trained_aligner_table(content).splitlines()
     assert lines[0] == "| encoder | enfr | en-hi |"
     assert lines[2] == "| starter | 6.9 [6.2, 7.7] | 6.9 [6.2, 7.7] |"
     assert lines[4] == "| awesome-align | 4.0 |  |"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import torch
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-def test_each_precision_is_a_row(tiny_encoder, tiny_encoder_dir, bitext, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    script = importlib.import_module("vector_precision")
+def test_each_precision_is_a_row(script, tiny_encoder, tiny_encoder_dir, bitext, tmp_path, monkeypatch):
     tuned = copy.deepcopy(tiny_encoder)
     with torch.no_grad():
         for parameter in tuned[0].auto_model.encoder.parameters():

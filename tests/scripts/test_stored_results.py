@@ -1,0 +1,151 @@
+"""Results that are stored in the repository are not replaced by less, and unfinished work is not mixed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from metaphrase.exceptions import UsageError
+
+
+def covers(content):
+    return {"seeds": set(content["seeds"]), "steps": content["steps"]}
+
+
+def test_results_are_replaced_by_as_many_or_more(load_script, tmp_path):
+    write, path = load_script("stored_results").write_results, tmp_path / "results" / "a.json"
+    for seeds, steps in (([1, 2], 100), ([2, 1], 100), ([1, 2, 3], 200)):
+        write(path, {"seeds": seeds, "steps": steps}, covers)
+        assert json.loads(path.read_text())["seeds"] == seeds
+    before = path.read_bytes()
+    with pytest.raises(
+        UsageError, match=r"a\.json has results of seeds 2, 3, which the new results lack\. To replace"
+    ):
+        write(path, {"seeds": [1, 4], "steps": 1000}, covers)
+    with pytest.raises(UsageError, match=r"has results of 200 steps, the new results of 20\."):
+        write(path, {"seeds": [1, 2, 3], "steps": 20}, covers)
+    assert path.read_bytes() == before
+
+
+def test_results_of_some_suites_do_not_replace_all(load_script, tmp_path, capsys, monkeypatch):
+    tables = load_script("update_tables")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    stored = tmp_path / "suites.json"
+    stored.write_text('{"scores": {"stsb": {}, "tatoeba": {}}}')
+    result = {"scores": {}, "skipped": {}, "failed": [], "suite": "sts", "model": "m", "model_hash": "1"}
+    part = {"stsb": {"seconds": 1, "hardware": {}}}
+    result |= {"parts": part, "settings": {"seed": 0}, "versions": {}, "comparisons": {}}
+    result["baseline"] = {"parts": part, "model": "starter", "model_hash": "2", "scores": {}}
+    (tmp_path / "results.json").write_text(json.dumps(result))
+    before = stored.read_bytes()
+    assert tables.main(["--suites", str(tmp_path / "results.json")]) == 2
+    assert "has results of scores stsb, tatoeba, which the new results lack" in capsys.readouterr().err
+    assert stored.read_bytes() == before
+
+
+def test_work_with_other_settings_is_not_resumed(load_script, tmp_path):
+    check = load_script("stored_results").check_settings
+    for _ in range(2):
+        check(tmp_path / "out", {"pairs": 20, "languages": ("fr", "es")})
+    with pytest.raises(UsageError, match=r"another value of pairs\. Choose another folder"):
+        check(tmp_path / "out", {"pairs": 4000, "languages": ("fr", "es")})
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "argv", "message"),
+    [
+        ("ablations", {"seeds": [1, 2, 3], "steps": 10}, "dap-fig3 --steps 10 --seeds 1 --keep", "seeds 2, 3"),
+        ("ablations", {"seeds": [1], "steps": 100}, "dap-fig3 --steps 10 --seeds 1 --keep", "100 steps"),
+        (
+            "forgetting",
+            {"rows": [{"recipe": "starter"}, {"recipe": "tau=0.01, nothing"}], "seeds": [1], "steps": 100},
+            "--stsb x --mlqa x --only tau=0.02 --keep",
+            "recipes tau=0.01, nothing, which",
+        ),
+        ("forgetting", None, "--stsb x --mlqa x --only tau=9 --keep", "No recipe of the grid contains 'tau=9'"),
+        (
+            "precision",
+            [{"seed": seed, "steps": 100} for seed in (1, 2, 3)],
+            "--stsb x --mlqa x --seeds 1 2 --keep",
+            "seeds 3, which",
+        ),
+        ("vector_precision", {"items": 50}, "starter x --stsb x --items 9 --keep", "50 items, the new results of 9"),
+    ],
+)
+def test_less_is_refused_before_anything_is_trained(
+    load_script, tmp_path, monkeypatch, capsys, name, stored, argv, message
+):
+    program, folder = load_script(name), tmp_path / "results"
+    folder.mkdir()
+    kept = folder / "dap-fig3.json" if name == "ablations" else folder / "kept.json"
+    if stored is not None:
+        kept.write_text(json.dumps(stored))
+    monkeypatch.setattr(program, "KEPT", folder if name == "ablations" else kept)
+    monkeypatch.setattr(program, "prepare_process", lambda: pytest.fail("it started"))
+    assert program.main(argv.split()) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_trial_of_the_aligner_is_not_stored(load_script, tmp_path, monkeypatch, capsys):
+    program = load_script("train_aligner")
+    monkeypatch.setattr(program, "rows_of", lambda options, output: [{"options": vars(options)}])
+    output = ["--data", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert program.main([*output, "--steps", "2", "--keep"]) == 2
+    assert "--steps is for trials" in capsys.readouterr().err
+    assert program.main([*output, "--pairs", "20"]) == 0
+    assert program.main([*output, "--pairs", "40"]) == 2
+    assert "another value of pairs" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["settings"]["pairs"] == 20
+
+
+def test_aligners_of_other_gold_links_are_not_mixed(load_script, tmp_path, capsys):
+    program = load_script("word_alignment")
+    (tmp_path / "test.eng").write_text("<s snum=1> the dog sleeps </s>\n")
+    (tmp_path / "test.hin").write_text("<s snum=1> der Hund schläft </s>\n")
+    (tmp_path / "test.eng.hin.wa").write_text("1 1 1 S\n1 2 2 S\n")
+    path = tmp_path / "results.json"
+    path.write_text('{"gold": {"pairs": 90}, "aligners": {"hmm": {}}}')
+    words = ["--gold", str(tmp_path), "--output", str(path), "--aligners"]
+    assert program.main([*words, "embedding"]) == 2
+    assert "has results on other gold links" in capsys.readouterr().err
+    assert program.main([*words, "embedding", "fast_align"]) == 2
+    assert "fast_align requires a training corpus" in capsys.readouterr().err
+    assert program.main([*words, "nothing"]) == 2
+    assert "Unknown aligner 'nothing'. The aligners are embedding, span, fast_align" in capsys.readouterr().err
+
+
+def test_a_page_shows_results_of_the_repository_only(load_script, tmp_path):
+    program = load_script("evidence")
+    assert program.page_of(program.parsed([])) == program.PAGE
+    assert program.page_of(program.parsed(["--results", str(tmp_path)])) is None
+    assert program.page_of(program.parsed(["--results", str(tmp_path), "--page", "a.md"])) == Path("a.md")
+
+
+def test_a_run_of_some_tests_does_not_shorten_the_table_of_faults(load_script, tmp_path, capsys):
+    program, page, rows = load_script("reliability"), tmp_path / "page.md", tmp_path / "faults.jsonl"
+    page.write_text(f"# Page\n{program.BEGIN}\n{program.END}\nend\n")
+
+    def write(*faults):
+        made = [{"number": "A1", "fault": one, "tried": 2, "survived": 2, "test": "t"} for one in faults]
+        rows.write_text("".join(json.dumps(row) + "\n" for row in made))
+        return program.main([str(rows), "--page", str(page)])
+
+    assert write("kill", "stop") == 0
+    whole = page.read_text()
+    assert "| A1 | kill | 2 | 2 |\n| A1 | stop | 2 | 2 |\n| | **all** | **4** | **4** |" in whole
+    assert write("kill") == 1
+    assert page.read_text() == whole
+    assert "Not tested: A1 | stop" in capsys.readouterr().out
+    assert program.main([str(rows), "--page", str(page), "--removed"]) == 0
+    assert "stop" not in page.read_text()
+    assert page.read_text().startswith("# Page\n")
+
+
+def test_questions_that_are_too_few_are_refused(load_script, tmp_path):
+    program = load_script("forgetting")
+    (tmp_path / "dev-en.json.gz").write_bytes(gzip.compress(b'{"data": []}'))
+    with pytest.raises(UsageError, match=r"has 0 questions in 4 languages or more, but 120 are required"):
+        program.Answers.read(tmp_path, 120)
