@@ -46,7 +46,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.seeds import difference, interval
 from metaphrase.io.configuration import did_you_mean, read_yaml
 from metaphrase.io.digests import files_sha256, model_hash
-from metaphrase.io.environment import prepare_process
+from metaphrase.io.environment import cores, prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import write_json
 from metaphrase.modeling.languages import fold_languages
@@ -522,7 +522,7 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
     seeds = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
     hardware = result["hardware"]
     threads = f"{hardware['threads']} thread{'s' if hardware['threads'] > 1 else ''}"
-    where = hardware.get("gpu") or f"{hardware['machine']}, {threads}"
+    where = hardware.get("gpu") or f"{cores(hardware)}, {threads}"
     frozen = ", word embeddings frozen" if result["frozen_word_embeddings"] else ""
     lines = [
         f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} pairs, from {total:,} pairs in "

@@ -59,7 +59,7 @@ from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import files_sha256
-from metaphrase.io.environment import hardware, prepare_process
+from metaphrase.io.environment import cores, hardware, prepare_process
 from metaphrase.io.files import DEMO, UDHR, replacing, write_json
 from metaphrase.mining.search import unit_rows
 from metaphrase.training.configuration import RunConfig
@@ -388,7 +388,7 @@ def table(content: Mapping[str, Any]) -> str:
     start, *_ = rows = means(content["rows"])
     machines = [row["hardware"] for row in content["rows"]]
     several = len(content["seeds"]) > 1
-    names = {one.get("gpu") or f"{one['cpus']} {one['machine']} cores" for one in machines}
+    names = {one.get("gpu") or cores(one) for one in machines}
     lines = [
         f"{content['steps']} steps of {content['batch_size']} pairs of {content.get('corpus', DEMO_WORDS)}, word embeddings "
         f"frozen, seed{'s' * several} {', '.join(map(str, content['seeds']))}; without prompt, on dev data "

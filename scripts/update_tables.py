@@ -24,6 +24,8 @@ import yaml
 from stored_results import fill, write_results
 from transformers import HfArgumentParser
 
+from metaphrase.io.environment import cores
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
 BENCHMARKS = ROOT / "scripts" / "benchmarks" / "results"
@@ -100,7 +102,7 @@ def table(content: dict[str, Any]) -> str:
     hardware = run["hardware"]
     lines = [
         f"One run with seed {run['seed']}: {pairs:,} training pairs, {run['steps']} steps of {run['batch_size']} pairs in "
-        f"{run['training_seconds'] / 60:.1f} minutes on {hardware['cpus']} {hardware['machine']} cores.",
+        f"{run['training_seconds'] / 60:.1f} minutes on {cores(hardware)}.",
         "",
     ]
     for name, comparison in content["comparisons"].items():
@@ -162,7 +164,7 @@ def adapted_words(runs: Sequence[dict[str, Any]]) -> str:
         verdict = "\n".join(run["verdict"])
         parts.append(
             f"```text\n{verdict}\n```\n\n{own} were used for training: seed {run['seed']}, {run['steps']} steps, "
-            f"{run['seconds'] / 60:.0f} minutes in total on {run['hardware']['cpus']} {run['hardware']['machine']} cores."
+            f"{run['seconds'] / 60:.0f} minutes in total on {cores(run['hardware'])}."
         )
     return "\n\n".join(parts)
 
@@ -418,7 +420,7 @@ def footnotes(lines: Sequence[str], again: dict[str, Any] | None) -> list[str]:
 def hardware_words(hardware: dict[str, Any]) -> str:
     """Format a description of the hardware."""
     threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
-    return f"{hardware['cpus']} {hardware['machine']} cores, {threads}"
+    return f"{cores(hardware)}, {threads}"
 
 
 def keep_translation(report: Path, path: Path) -> None:

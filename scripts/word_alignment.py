@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import platform
 import sys
 import time
 import unicodedata
@@ -40,6 +38,7 @@ from metaphrase.encoders.starter import starter_info
 from metaphrase.evaluation.word_alignment import GoldPair, alignment_error_interval, alignment_scores, load_wpt
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import file_sha256
+from metaphrase.io.environment import hardware
 
 RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
 
@@ -213,7 +212,7 @@ def evaluate(options: Options, called: str) -> None:
             "command": called,
             **section,
             "seconds": round(time.perf_counter() - start, 1),
-            "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()},
+            "hardware": hardware(),
             "versions": {
                 package: version(package)
                 for package in ("metaphrase", "torch", "transformers", "sentence-transformers", "sil-thot", "numpy")

@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 from measuring import Figure, Skipped
 from rows import Context
 
+from metaphrase.io.environment import cores, hardware
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "scripts" / "results"
 
@@ -19,14 +21,15 @@ def commands(context: Context) -> list[Figure]:
     runs = [("make demo", run) for run in _stored("demo")] + [
         (f"metaphrase adapt, {' and '.join(run['languages'])}", run) for run in _stored("adapt")
     ]
-    figures = [Figure(name, run["seconds"] / 60, None, "min", of=_machine(run["hardware"])) for name, run in runs]
+    figures = [Figure(name, run["seconds"] / 60, None, "min", of=cores(run["hardware"])) for name, run in runs]
     for run in _stored("durations"):
         what, minutes = f"metaphrase evaluate {run['model']} --suite {run['suite']}", sum(run["seconds"].values()) / 60
-        figures.append(Figure(what, minutes, None, "min", of=_machine(run["hardware"])))
+        figures.append(Figure(what, minutes, None, "min", of=cores(run["hardware"])))
     for name in ("test", "test-long"):
         if (report := ROOT / "build" / f"{name}.xml").exists():
             suites = ElementTree.parse(report).getroot().iter("testsuite")
-            figures.append(Figure(f"make {name}", sum(float(one.get("time", 0)) for one in suites) / 60, None, "min"))
+            minutes = sum(float(one.get("time", 0)) for one in suites) / 60
+            figures.append(Figure(f"make {name}", minutes, None, "min", of=cores(hardware())))
     if not figures:
         raise Skipped("no results are stored")
     return figures
@@ -36,10 +39,6 @@ def _stored(name: str) -> list[dict[str, Any]]:
     path = RESULTS / f"{name}.json"
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return content if isinstance(content, list) else [content.get("run", content)]
-
-
-def _machine(hardware: dict[str, Any]) -> str:
-    return f"{hardware['cpus']} {hardware['machine']} cores"
 
 
 ROWS = {"commands": commands}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from statistics import median
 from typing import Any
 
 import torch
+
+from metaphrase.io.environment import processor
 
 #: Maximum spread of rounds, and maximum share of other processes, for a conclusive figure.
 TOLERANCE = 0.2
@@ -189,15 +190,8 @@ def facts(device: str, threads: int) -> dict[str, Any]:
     """Return the hardware and library versions."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "cpus": os.cpu_count(),
         "threads": threads,
         **{name: version(name) for name in ("torch", "transformers", "sentence-transformers")},
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

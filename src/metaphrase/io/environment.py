@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,31 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Describe the machine: architecture, CPUs, threads and GPU."""
+    """Describe the machine: architecture, processor, CPUs, threads and GPU."""
     import torch
 
-    facts: dict[str, Any] = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
+    facts: dict[str, Any] = {
+        "machine": platform.machine(),
+        "processor": processor(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+def processor() -> str:
+    """The name of the CPU, or the architecture if the system does not tell it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def cores(facts: Mapping[str, Any]) -> str:
+    """Describe the CPUs of `hardware` in words: ``2 AMD EPYC cores``."""
+    return f"{facts['cpus']} {facts.get('processor', facts['machine'])} cores"
 
 
 def has_bfloat16_instructions() -> bool:
