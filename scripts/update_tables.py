@@ -185,9 +185,12 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         path: File to write.
 
     Raises:
-        ValueError: The results are of different encoders.
+        ValueError: The results are of different encoders, or have no baseline.
     """
     contents = [json.loads(result.read_text(encoding="utf-8")) for result in results]
+    for result, one in zip(results, contents, strict=True):
+        if one.get("baseline") is None:
+            raise ValueError(f"{result} has no baseline to compare with. Pass --baseline to `metaphrase evaluate`.")
     content = contents[0]
     sides = {"before": content["baseline"], "after": content}
     for one in contents[1:]:
