@@ -245,7 +245,7 @@ def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def keep_again(result: Path, path: Path) -> None:
-    """Store the scores that another training of a release has in fine-tuned tasks, beside those of the release."""
+    """Store the scores that another training of a release has in fine-tuned tasks, next to those of the release."""
     other = json.loads(result.read_text(encoding="utf-8"))
     kept = json.loads(path.read_text(encoding="utf-8"))
     tuned = [name for name, one in kept["scores"].items() if is_fine_tuned(one) and one["test"] is not None]
@@ -425,7 +425,7 @@ def hardware_words(hardware: dict[str, Any]) -> str:
 
 
 def keep_translation(report: Path, path: Path) -> None:
-    """Store the results of a translation run with a few examples, and with file names in place of paths."""
+    """Store the results of a translation run with a few examples, and with file names instead of paths."""
     content = json.loads(report.read_text(encoding="utf-8"))
     for split in ("train", "test"):
         content["settings"][split] = Path(content["settings"][split]).name
