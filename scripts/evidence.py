@@ -73,7 +73,7 @@ PAGE = ROOT / "docs" / "evidence.md"
 LENGTH = 32
 #: Folders of the data whose development parts must not get worse when alpha is chosen, in addition to similarity structure.
 GUARDS = ("stsb",)
-#: Languages of SIB-200 that are measured beside those of the bitext, evenly spaced over all.
+#: Languages of SIB-200 that are measured in addition to those of the bitext, evenly spaced over all.
 OTHER_LANGUAGES = 40
 #: Samples of suites. Word alignment has fewer pairs: with a sample, it does not tune its settings.
 SAMPLES = {
@@ -228,7 +228,7 @@ class Evidence:
 
     @cached_property
     def guards(self) -> tuple[Guard, list[Guard]]:
-        """What should improve, on the development pairs of the bitext, and what must not get worse."""
+        """The gain, on the development pairs of the bitext, and the guards, which must not get worse."""
         pairs = load_parallel_folder(Path(self.options.corpus), split="dev")
         data = LabelledData("dev", pairs, evaluate_retrieval)
         gain = data_guard(self.start, data, prompt="auto", prompts=[None])
@@ -248,7 +248,7 @@ class Evidence:
     # ------------------------------------------------------------------------------------------------------- the stages
 
     def training_settings(self, cell: Cell) -> dict[str, Any]:
-        """What determines the weights of a cell."""
+        """The settings that determine the weights of a cell."""
         recipe = cell.recipe.to_dict()
         training = {key: value for key, value in recipe["training"].items() if key != "per_device_train_batch_size"}
         return {
@@ -263,16 +263,16 @@ class Evidence:
         }
 
     def alpha_settings(self, vector: str | None) -> dict[str, Any]:
-        """What determines the choice of alpha."""
+        """The settings that determine the choice of alpha."""
         return {"vector": vector, "alphas": ALPHAS, "guards": self.guard_digests, "corpus": self.corpus_digest}
 
     def measured_settings(self, benchmark: Benchmark, **encoder: Any) -> dict[str, Any]:
-        """What determines the results of a benchmark."""
+        """The settings that determine the results of a benchmark."""
         own = {"benchmark": benchmark.protocol, "data": self.data_digests[benchmark.name], "revision": REVISION}
         return own | {"model": self.start_digest, **encoder}
 
     def vector_path(self, cell: Cell) -> Path:
-        """File of what training changed, named after what determines it."""
+        """File of the task vector, named after the settings that determine it."""
         text = json.dumps(self.training_settings(cell), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return self.work / "vectors" / f"{cell.name}-seed{cell.seed}-{digest}.safetensors"
@@ -293,7 +293,7 @@ class Evidence:
         return stages
 
     def train(self, cell: Cell) -> None:
-        """Train a cell, and keep what changed with facts of the run."""
+        """Train a cell, and store its task vector and the facts of the run."""
         started = time.perf_counter()
         path = self.vector_path(cell)
         work = self.work / "training" / path.stem
@@ -331,7 +331,7 @@ class Evidence:
         return RunConfig(**settings)
 
     def choose(self, cell: Cell) -> None:
-        """Choose the weight of what training changed on development data, and keep it with its curve."""
+        """Choose the weight of the task vector on development data, and store it with its curve."""
         started = time.perf_counter()
         vector = self.vector_path(cell)
         gain, guards = self.guards
@@ -440,7 +440,7 @@ class Evidence:
             )
 
     def run_cell(self, cell: Cell, tier: Sequence[Benchmark]) -> None:
-        """Make the missing stages of a cell."""
+        """Run the missing stages of a cell."""
         if not (missing := self.missing(cell, tier)):
             return
         if ("train", None) in missing or not self.vector_path(cell).is_file():
@@ -461,7 +461,7 @@ class Evidence:
                 self.attempt(f"{cell}, {variant}: {benchmark.name}", self.measure, path, settings, benchmark, model)
 
     def attempt(self, name: str, make: Callable[..., None], *given: Any) -> None:
-        """Make a stage, and report it. One that fails is not made again by this program, and the others continue."""
+        """Run a stage, and report it. A failed stage is not repeated by this program, and the others continue."""
         if name in self.failed:
             return
         started = time.perf_counter()
@@ -477,7 +477,7 @@ class Evidence:
             print(f"  {time.perf_counter() - started:.0f} seconds", flush=True)
 
     def plan(self) -> str:
-        """What is kept, what is missing, and an estimate of its duration, as text."""
+        """Stored and missing results, and an estimate of the remaining time, as text."""
         minutes = self.minutes()
         left = {
             STARTER: sum(minutes(STARTER, one.name) for tier in self.tiers for *_, one in self.missing_of_start(tier))
@@ -503,7 +503,7 @@ class Evidence:
         )
 
     def minutes(self) -> Callable[[str, str], float]:
-        """A function that estimates the minutes of a stage of a recipe, from what is kept, or from a short measurement."""
+        """A function that estimates the minutes of a stage of a recipe, from stored results or from a short measurement."""
         seconds: dict[tuple[str, str], list[float]] = {}
         for path in self.folder.rglob("*.json"):
             if content := read_part(path):
@@ -525,7 +525,7 @@ class Evidence:
         return encoding_speed(self.start)
 
     def timed(self, stage: str) -> float:
-        """Estimated seconds of a stage of which nothing is kept."""
+        """Estimated seconds of a stage without stored results."""
         if stage == "train":
             config = self.run_config(self.cells[0], self.work / "training" / "timed")
             corpus = read_bitext(config, self.start, config.training_arguments())
@@ -594,7 +594,7 @@ def sib200_languages(folder: Path, trained_on: Sequence[str]) -> tuple[str, ...]
 
 
 def reinitialise(model: SentenceTransformer, layers: int) -> None:
-    """Draw the weights of the top layers of an encoder anew, the same in every call."""
+    """Reinitialise the top layers of an encoder, with the same weights in every call."""
     encoder: Any = model[0].auto_model
     generator = torch.Generator().manual_seed(0)
     top = list(encoder.encoder.layer)[-layers:] if layers else []
@@ -642,7 +642,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--encoding_batch_size", type=int, default=32, help="Sentences per forward pass when benchmarks are measured."
     )
     parser.add_argument("--model", default=STARTER, help="Encoder to train: 'starter', a folder or a Hub id.")
-    parser.add_argument("--reinitialise", type=int, default=0, metavar="N", help="Draw its top N layers anew first.")
+    parser.add_argument(
+        "--reinitialise", type=int, default=0, metavar="N", help="Reinitialise its top N layers first."
+    )
     parser.add_argument(
         "--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: that of the demo)."
     )
@@ -660,7 +662,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--plan", action="store_true", help="Only print stored and missing results, and the estimated time."
     )
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
-    parser.add_argument("--write", action="store_true", help="Only write the page from what is kept.")
+    parser.add_argument("--write", action="store_true", help="Only write the page from the stored results.")
     return parser.parse_args(argv)
 
 

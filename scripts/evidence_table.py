@@ -179,7 +179,7 @@ def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool])
 
 
 def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str, Any]:
-    """What is kept of the results of a benchmark: each score, and those of groups of languages, with their blocks.
+    """The stored part of the results of a benchmark: each score, and those of groups of languages, with their blocks.
 
     Args:
         scores: Results by name, as `Result.to_dict` returns them; those without items are omitted.
@@ -213,7 +213,7 @@ def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything that is kept of a setting.
+    """The stored results of a setting.
 
     Attributes:
         folder: Its folder.

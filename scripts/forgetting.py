@@ -114,7 +114,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """Identifies what determines the trained weights."""
+        """Digest of the settings that determine the trained weights."""
         files = files_sha256(path for file in find_files(str(self.corpus)) for path in file.paths)
         content = [self.terms, self.seed, self.steps, self.batch_size, files]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
@@ -351,7 +351,7 @@ def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, A
 
 
 def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of a cell, made in a process of its own."""
+    """The rows of a cell, computed in a separate process."""
     prepare_process()
     return measured(cell, DevData(options.stsb, options.mlqa), options.output)
 
@@ -368,7 +368,7 @@ COLUMNS = {
 
 
 def guarded(row: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
-    """Whether an encoder is no worse than the original within a language, at answers and at similarities."""
+    """Whether an encoder is no worse than the original within a language, in answers and similarities."""
     return all(row[key] >= start[key] for key in ("answers_in_own_language", "similarity"))
 
 

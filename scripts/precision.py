@@ -44,7 +44,7 @@ SETTINGS = {"float32": False, "bfloat16": True}
 
 
 def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> dict[str, Any]:
-    """The row of a setting and a seed; it is made if missing."""
+    """The row of a setting and a seed; it is measured if missing."""
     path = output / f"{name}-{steps}-{seed}.json"
     if path.is_file():
         return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -29,7 +29,7 @@ from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.environment import hardware, prepare_process
 from metaphrase.io.files import write_json
 from metaphrase.training.configuration import RunConfig
@@ -129,6 +129,8 @@ def measured(name: str, encoder: str, options: Options) -> list[dict[str, Any]]:
     """Measure an encoder on all gold links: with the default settings, and with those of the first fifth."""
     folder = str(Path(options.output) / "evaluation")
     found = evaluate(EvaluateOptions(model=encoder, suite="word-alignment", data=options.data, output_dir=folder))
+    if found["failed"]:
+        raise DataError(f"These benchmarks failed: {found['failed']}. Results without them are not written.")
     rows = []
     for part, result in found["scores"].items():
         ((_, score),) = result["languages"].items()

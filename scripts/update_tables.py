@@ -187,9 +187,12 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         path: File to write.
 
     Raises:
-        ValueError: The results are of different encoders.
+        ValueError: The results are of different encoders, or have no baseline.
     """
     contents = [json.loads(result.read_text(encoding="utf-8")) for result in results]
+    for result, one in zip(results, contents, strict=True):
+        if one.get("baseline") is None:
+            raise ValueError(f"{result} has no baseline to compare with. Pass --baseline to `metaphrase evaluate`.")
     content = contents[0]
     sides = {"before": content["baseline"], "after": content}
     for one in contents[1:]:
@@ -244,7 +247,7 @@ def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def keep_again(result: Path, path: Path) -> None:
-    """Store the scores that another training of a release has in fine-tuned tasks, beside those of the release."""
+    """Store the scores that another training of a release has in fine-tuned tasks, next to those of the release."""
     other = json.loads(result.read_text(encoding="utf-8"))
     kept = json.loads(path.read_text(encoding="utf-8"))
     tuned = [name for name, one in kept["scores"].items() if is_fine_tuned(one) and one["test"] is not None]
@@ -424,7 +427,7 @@ def hardware_words(hardware: dict[str, Any]) -> str:
 
 
 def keep_translation(report: Path, path: Path) -> None:
-    """Store the results of a translation run with a few examples, and with file names in place of paths."""
+    """Store the results of a translation run with a few examples, and with file names instead of paths."""
     content = json.loads(report.read_text(encoding="utf-8"))
     for split in ("train", "test"):
         content["settings"][split] = Path(content["settings"][split]).name

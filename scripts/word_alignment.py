@@ -26,11 +26,10 @@ import torch
 from stored_results import write_results
 from transformers import HfArgumentParser
 
-from metaphrase.aligners import STATISTICAL
 from metaphrase.aligners.base import Aligner, Level, Method
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.aligners.span import SpanAligner
-from metaphrase.aligners.statistical import HEURISTICS, StatisticalAligner
+from metaphrase.aligners.statistical import HEURISTICS, MODELS, StatisticalAligner
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import STARTER, load_encoder
@@ -167,9 +166,9 @@ def check(options: Options) -> None:
         UsageError: An aligner is unknown, or requires a corpus or a model.
     """
     for name in options.aligners:
-        if name not in ("embedding", "span", *STATISTICAL):
-            raise UsageError(f"Unknown aligner {name!r}. The aligners are embedding, span, {', '.join(STATISTICAL)}.")
-        if name in STATISTICAL and options.corpus is None:
+        if name not in ("embedding", "span", *MODELS):
+            raise UsageError(f"Unknown aligner {name!r}. The aligners are embedding, span, {', '.join(MODELS)}.")
+        if name in MODELS and options.corpus is None:
             raise UsageError(f"{name} requires a training corpus: pass --corpus hi-en.train.tsv.gz.")
         if name == "span" and options.span_model is None:
             raise UsageError("The span aligner requires a question answering model: pass --span_model.")

@@ -57,7 +57,7 @@ ELSEWHERE = {
     r"pip install ": "installs; its extras are checked",
     r"docker ": "needs Docker; `docs/install.md` and the Dockerfile name the same commands",
     r"make ": "its target is checked; the programs it runs have their own tests",
-    r"torchrun ": "needs several GPUs; its options are parsed, and tests/test_trainer.py runs two processes by torchrun",
+    r"torchrun ": "needs several GPUs; its options are parsed, and tests/training runs two processes",
 }
 
 #: Commands that are parsed but not run, with the reason.

@@ -49,7 +49,7 @@ def in_a_process(
 
 @contextmanager
 def busy_process() -> Iterator[None]:
-    """Compute beside this block."""
+    """Keep another process busy during this block."""
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -86,7 +86,7 @@ def threads(context: Context) -> list[Figure]:
     if context.device != "cpu" or (os.cpu_count() or 1) < 2:
         raise Skipped("it needs two CPUs")
     if context.quick:
-        raise Skipped("left out by --quick")
+        raise Skipped("--quick skips it")
     seconds: dict[tuple[str, str, str], list[float]] = {}
     for _ in range(1 if context.tiny else 2):
         for beside, other in (("alone", nullcontext), ("beside a busy process", busy_process)):

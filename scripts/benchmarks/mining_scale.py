@@ -14,7 +14,7 @@ embeddings in a process of its own, with as many threads as the command has work
 
 Each row, a size and an index or program, is kept in ``results/mining-scale.json`` when it is complete; an interrupted run
 resumes with the next one. Rows of another machine, or with other workers, tasks or versions, are refused. An estimate is
-printed before each size, and rows of more than ``--most_hours`` are left out. The tables are ``mining-scale.md`` and
+printed before each size, and rows of more than ``--most_hours`` are skipped. The tables are ``mining-scale.md`` and
 ``mining-peers.md`` there, and ``scripts/update_tables.py`` copies them to docs/scaling.md. The plots are
 ``docs/scaling/*.svg``, or in the folder of ``--results``.
 """
@@ -75,7 +75,7 @@ class Options:
     data: str | None = field(
         default=None, metadata={"help": "Folder of BUCC 2018's sample, to mine with all programs."}
     )
-    most_hours: float = field(default=1.0, metadata={"help": "Leave out rows that are estimated to take longer."})
+    most_hours: float = field(default=1.0, metadata={"help": "Skip rows that are estimated to take longer."})
     tasks: int = field(default=8, metadata={"help": "Tasks of each stage."})
     workers: int = field(default=2, metadata={"help": "Tasks at a time."})
     results: str = field(default=str(RESULTS), metadata={"help": "Folder of the results."})
@@ -444,7 +444,7 @@ class Program:
         """
         todo, most = self.missing(size, texts), 3600 * self.options.most_hours
         for _, name, seconds in (row for row in todo if row[2] > most):
-            print(f"{size:,} lines, {name}: left out, about {seconds / 3600:.1f} hours (--most_hours)")
+            print(f"{size:,} lines, {name}: skipped, about {seconds / 3600:.1f} hours (--most_hours)")
         todo = [row for row in todo if row[2] <= most]
         print(
             f"{size:,} lines, {texts}: {len(todo)} rows, about {sum(row[2] for row in todo) / 60:.0f} minutes",

@@ -45,10 +45,10 @@ def test_durations_are_estimated_from_the_largest_row(script):
     assert script.estimate([], 100_000, 2) == pytest.approx(30 + 500 + 4e10 * 384 / 1e11)
 
 
-def test_long_rows_are_left_out(script, tmp_path, capsys):
+def test_long_rows_are_skipped(script, tmp_path, capsys):
     options = script.Options(sizes=[], results=str(tmp_path), most_hours=0)
     script.Program(options).run(1000, script.SIMULATED, lambda: pytest.fail("the texts were embedded"))
-    assert "1,000 lines, faiss, exact: left out, about 0.0 hours (--most_hours)" in capsys.readouterr().out
+    assert "1,000 lines, faiss, exact: skipped, about 0.0 hours (--most_hours)" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The release of a card is made again, and what differs is said."""
+"""A release is reproduced from its card, and differences are reported."""
 
 import copy
 import shutil
@@ -41,14 +41,14 @@ def test_the_same_is_the_same(script):
     ],
     ids=["seed", "data", "weights", "versions", "hardware"],
 )
-def test_what_differs_is_said(script, change, line, same):
+def test_differences_are_reported(script, change, line, same):
     lines, verdict = script.compare(RECORDED, RECORDED | change)
     assert len(lines) == 1
     assert line in lines[0]
     assert verdict == same
 
 
-def test_a_card_without_weights_is_told_them(script):
+def test_the_weights_of_a_card_without_weights_are_reported(script):
     recorded = {key: value for key, value in RECORDED.items() if key != "weights"}
     assert script.compare(recorded, RECORDED) == (
         ["model.safetensors: the card records no SHA-256; the new one is cd."],
@@ -88,7 +88,7 @@ def test_files_in_another_order_are_other_data(script):
 
 
 @pytest.mark.slow
-def test_a_run_is_made_again(script, tiny_encoder_dir, bitext_path, tmp_path, capsys):
+def test_a_run_is_reproduced(script, tiny_encoder_dir, bitext_path, tmp_path, capsys):
     corpus = shutil.copy(bitext_path, tmp_path / "bitext.tsv")
     command = ["--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--recipe", "tr", "--max_steps", "2"]
     command += ["--per_device_train_batch_size", "4", "--report_to", "none", "--use_cpu", "true"]

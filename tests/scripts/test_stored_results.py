@@ -41,6 +41,9 @@ def test_results_of_some_suites_do_not_replace_all(load_script, tmp_path, capsys
     result["baseline"] = {"parts": part, "model": "starter", "model_hash": "2", "scores": {}}
     (tmp_path / "results.json").write_text(json.dumps(result))
     before = stored.read_bytes()
+    (tmp_path / "alone.json").write_text(json.dumps(result | {"baseline": None}))
+    assert tables.main(["--suites", str(tmp_path / "alone.json")]) == 2
+    assert "alone.json has no baseline to compare with" in capsys.readouterr().err
     assert tables.main(["--suites", str(tmp_path / "results.json")]) == 2
     assert "has results of scores stsb, tatoeba, which the new results lack" in capsys.readouterr().err
     assert stored.read_bytes() == before
