@@ -4,7 +4,7 @@
 
 The folder's name is that of the model. The same release results in the same files, whatever was there before; the version is
 that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the release's own card and from
-``scripts/results``; ``scripts/update_tables.py`` fills in later ones.
+``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is written to ``model_cards/``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 import yaml
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
-from update_tables import fill_pages
+from update_tables import CARDS, fill_pages
 from vector_precision import KEPT as PRECISION
 from vector_precision import table as precision_table
 
@@ -201,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", type=Path, help="folder of a run of `metaphrase demo` or `metaphrase train`")
     parser.add_argument("package", type=Path, help="folder of the package, named after the model")
+    parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
     options = parser.parse_args(argv)
     if not (options.release / "run.json").is_file():
         parser.error(f"{options.release} is not the folder of a finished run: missing run.json")
@@ -213,10 +215,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path in Path(place).iterdir():
             path.replace(target / path.name)
     base = ModelCard.load(target / CARD).data.base_model
+    options.cards.mkdir(exist_ok=True)
     for path, text in ((options.package / "pyproject.toml", PYPROJECT), (target / "__init__.py", INIT)):
         if not path.exists():
             path.write_text(text.format(name=name, module=module, base=base), encoding="utf-8")
     fill_pages([target / CARD])
+    shutil.copy(target / CARD, options.cards / f"{name}.md")
     load_encoder(target, device="cpu")  # compares it with its digests and references
     print(f"{target}: {sum(path.stat().st_size for path in target.iterdir() if path.is_file()) / 1e6:.1f} MB")
     return 0

@@ -21,7 +21,7 @@ from huggingface_hub import ModelCard
 from metaphrase.corpus.files import find_files
 from metaphrase.io.digests import file_sha256
 
-MODELS = Path(__file__).parents[1] / "models"
+CARDS = Path(__file__).parents[1] / "model_cards"
 #: The installed command line; cards record its commands.
 METAPHRASE = (sys.executable, "-m", "metaphrase")
 #: Facts that must be equal on any hardware, in addition to the data. Versions may explain different weights.
@@ -33,10 +33,10 @@ DATA_FACTS = ("file", "language", "pairs", "sha256", "revision")
 def main(argv: Sequence[str] | None = None) -> int:
     """Reproduce a release; return 0 if all reproducible facts are equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="name of a model in models/, or the path of a card")
+    parser.add_argument("name", help="name of a card in model_cards/, or its path")
     parser.add_argument("--output", type=Path, help="output folder (default: runs/NAME)")
     options = parser.parse_args(argv)
-    path = card_of(options.name)
+    path = Path(options.name) if options.name.endswith(".md") else CARDS / f"{options.name}.md"
     recorded = read_facts(path)
     command = [
         str(Path(word).expanduser()) if word.startswith("~") else word for word in shlex.split(recorded["command"])
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("The training data differ from those of the card. Nothing was trained.", *missing, sep="\n  ")
         return 1
     command = at_commits(command, recorded["data"])
-    output = options.output or Path("runs") / Path(options.name).stem
+    output = options.output or Path("runs") / path.stem
     print(f"Training to {output}: {recorded['command']}")
     if metaphrase([*command[1:], "--output_dir", str(output)]) != 0:
         return 1
@@ -67,17 +67,11 @@ def made_card(output: Path) -> Path:
     return next(folder for folder in [output, *releases] if (folder / "reference.json").exists()) / "README.md"
 
 
-def card_of(name: str) -> Path:
-    """Return the card of a released model, or the card with this path."""
-    cards = {path.parents[1].name: path for path in sorted(MODELS.glob("*/*/README.md"))}
-    path = Path(name) if name.endswith(".md") else cards.get(name)
-    if path is None or not path.is_file():
-        raise SystemExit(f"There is no card {name}. Released models: {', '.join(cards) or 'none'}.")
-    return path
-
-
 def read_facts(card: Path) -> dict[str, Any]:
     """Return the facts in the front matter of a card, under `metaphrase`."""
+    if not card.is_file():
+        known = ", ".join(sorted(path.stem for path in card.parent.glob("*.md")))
+        raise SystemExit(f"The card {card} does not exist. Existing cards: {known or 'none'}.")
     facts = ModelCard.load(card).data.to_dict().get("metaphrase") or {}
     if missing := [key for key in ("command", "seed", "data") if key not in facts]:
         raise SystemExit(f"{card} does not record its {', '.join(missing)}, so it cannot be reproduced.")

@@ -29,6 +29,7 @@ from metaphrase.io.environment import cores
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
 BENCHMARKS = ROOT / "scripts" / "benchmarks" / "results"
+CARDS = ROOT / "model_cards"
 
 
 @dataclass
@@ -636,7 +637,8 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"update_tables: {error}", file=sys.stderr)
         return 2
-    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("models/*/*/README.md")])
+    cards = [*CARDS.glob("*.md"), *ROOT.glob("models/*/*/README.md")]
+    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *cards])
     return 0
 
 

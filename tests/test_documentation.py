@@ -227,7 +227,7 @@ def template(tmp_path_factory, tiny_encoder_dir) -> Path:
     shutil.copy(ROOT / "src" / "metaphrase" / "recipes" / "dap.yaml", folder / "mine.yaml")
     for block in filter(lambda block: block.title.endswith(".yaml"), BLOCKS):
         (folder / block.title).write_text(block.text, encoding="utf-8")
-    for name in ("configs", "scripts", "trainers", "models", "src"):
+    for name in ("configs", "scripts", "trainers", "model_cards", "src"):
         (folder / name).symlink_to(ROOT / name)
     encoder = SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
     shutil.copytree(tiny_encoder_dir, folder / "my-encoder")

@@ -85,9 +85,9 @@ def package(starter_folder, tuned, tmp_path_factory) -> Path:
         patch.syspath_prepend(ROOT / "scripts")
         patch.setattr(metaphrase.encoders.starter, "starter_path", lambda source="auto": starter_folder)
         script = importlib.import_module("build_model_package")
-        assert script.main([str(tuned), str(folder)]) == 0
+        assert script.main([str(tuned), str(folder), "--cards", str(folder.parent)]) == 0
         first = {path.name: path.read_bytes() for path in (folder / MODULE).iterdir() if path.is_file()}
-        assert script.main([str(tuned), str(folder)]) == 0
+        assert script.main([str(tuned), str(folder), "--cards", str(folder.parent)]) == 0
         assert {name: (folder / MODULE / name).read_bytes() for name in first} == first
     return folder
 
@@ -246,6 +246,7 @@ FILES = PACKAGE / "metaphrase_e5_small"
 
 
 def test_the_released_package_is_complete():
+    assert (FILES / "README.md").read_text() == (ROOT / "model_cards" / "metaphrase-e5-small.md").read_text()
     manifest = json.loads((FILES / "release.json").read_text())
     assert manifest["files"][VECTOR_FILE]["bytes"] == (FILES / VECTOR_FILE).stat().st_size <= 12_000_000
     vector = TaskVector.load(FILES / VECTOR_FILE)

@@ -116,11 +116,3 @@ def test_the_card_of_a_release_of_each_language(script, tmp_path):
     assert script.made_card(tmp_path) == tmp_path / "sw" / "README.md"
     (tmp_path / "reference.json").touch()
     assert script.made_card(tmp_path) == tmp_path / "README.md"
-
-
-def test_a_card_is_found_by_the_name_of_its_model(script):
-    card = script.card_of("metaphrase-e5-small")
-    assert script.read_facts(card)["command"].startswith("metaphrase demo ")
-    assert script.card_of(str(card)) == card
-    with pytest.raises(SystemExit, match=r"no card of-another\. Released models: metaphrase-e5-small"):
-        script.card_of("of-another")
