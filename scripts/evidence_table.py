@@ -324,9 +324,11 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
         "",
         *_cost_table(stored, trained),
     ]
+    tables = {}
     for variant, words in VARIANTS.items():
         for other in (STARTER, REFERENCE):
             table = stored.differences(trained, variant, other, scores)
+            tables[variant, other] = table
             if table:
                 of = "the starter, with or without its prompt" if other == STARTER else f"`{REFERENCE}`"
                 lines += ["", f"### {words}, against {of}", *_difference_tables(stored, trained, table, variant)]
@@ -334,6 +336,7 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
         lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
     if plot:
         lines += ["", "### Gain and cost", "", f"![Gain and cost of each recipe]({plot})"]
+    lines += ["", "### Each recipe", "", *_paragraphs(stored, trained, tables)]
     return "\n".join([*lines, "", "### The papers' order", "", *_claim_table(stored, claims)])
 
 
@@ -394,6 +397,27 @@ def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
                 cells.append(f"{fmean(values):.1f}" if values else "")
             if any(cells):
                 yield f"| `{recipe}` | {variant} | {' | '.join(cells)} |"
+
+
+def _paragraphs(
+    stored: Stored, recipes: Sequence[str], tables: Mapping[tuple[str, str], Mapping[tuple[str, str], Difference]]
+) -> Iterator[str]:
+    """Gains and losses of each recipe, as sentences."""
+    headings = {**GAINS, **COSTS}
+    for recipe in recipes:
+        times = _times(stored, recipe)
+        yield f"- **`{recipe}`**{f', {times} the time of a step of `{REFERENCE}`' * bool(times)}"
+        for (variant, other), table in tables.items():
+            own = {score: one for (name, score), one in table.items() if name == recipe}
+            if not own:
+                continue
+            words = []
+            for kind in ("better", "worse"):
+                found = [f"{headings[score]} {one.mean:+.1f}" for score, one in own.items() if one.verdict == kind]
+                words.append(f"{kind} in {', '.join(found) or 'nothing'}")
+            of = "the starter" if other == STARTER else f"`{other}`"
+            ties = f"{sum(one.verdict == 'tie' for one in own.values())} of {len(own)} ties"
+            yield f"    - {VARIANTS[variant].lower()}, against {of}: {'; '.join([*words, ties])}"
 
 
 def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
