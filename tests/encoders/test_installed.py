@@ -131,6 +131,7 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     card = Path("mine/README.md").read_text(encoding="utf-8")
     assert 'SentenceTransformer("mine")' in card
     assert "library_name: sentence-transformers" in card
+    assert "task-vector" not in card
     assert "intfloat" in Path("mine/LICENSE").read_text(encoding="utf-8")
     assert "Universal Declaration" in Path("mine/NOTICE.md").read_text(encoding="utf-8")
     assert main(["pull", NAME, "mine"]) == 2

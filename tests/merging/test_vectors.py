@@ -27,6 +27,7 @@ from metaphrase.exceptions import (
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector, interpolate
 from metaphrase.merging.files import KEY
+from metaphrase.merging.projection import find_projection, project_out
 
 FACTS = {"base_name": "starter", "alpha": 0.5, "recipe": {"name": "dap"}, "license": "mit", "card": "# Ein Kärtchen"}
 
@@ -138,6 +139,16 @@ def test_directions_of_a_tuned_model_are_kept(tiny_encoder, tmp_path, normalised
     assert (total.T @ total).numpy() == pytest.approx((directions.T @ directions).numpy(), abs=1e-6)
     with pytest.raises(ModelError, match="differ in the shape or presence"):
         TaskVector.between(tuned, tiny_encoder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_directions_are_found_in_any_precision(tiny_encoder, dtype):
+    direction_kh = torch.linalg.qr(torch.randn(32, 2))[0].T
+    model = tiny_encoder.to(dtype)
+    assert find_projection(model) is None
+    project_out(model, direction_kh)
+    _, found_kh = find_projection(model)
+    assert torch.linalg.svdvals(found_kh @ direction_kh.double().T).tolist() == pytest.approx([1, 1], abs=1e-3)
 
 
 def test_only_changed_weights_are_kept_and_the_others_are_shared():

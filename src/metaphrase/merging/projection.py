@@ -7,8 +7,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from torch import Tensor, nn
 
-#: Largest error of a map that counts as a projection.
-_TOLERANCE = 1e-3
+#: Largest error of a map that counts as a projection; rounding to bfloat16 causes errors of 0.002.
+_TOLERANCE = 5e-3
 
 
 def project_out(model: SentenceTransformer, direction_kh: Tensor) -> None:

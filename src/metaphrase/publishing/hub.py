@@ -15,6 +15,7 @@ import shlex
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -252,32 +253,30 @@ def _hint(command: str) -> str:
     return f"Nothing is lost; push it later with `{command}`."
 
 
+@dataclass(repr=False)
 class _Repository:
     """A repository on the Hub; ``hint`` is the last sentence of error messages, and a ``bare`` name has no organisation."""
 
-    _start: str | None = None  # head before the first attempt to commit
+    repo_id: str
+    repo_type: str | None = None
+    _: KW_ONLY
+    hint: str
+    bare: bool = False
+    private: bool = False
+    revision: str | None = None
+    token: str | None = None
+    commit_message: str | None = None
 
-    def __init__(
-        self,
-        repo_id: str,
-        repo_type: str | None = None,
-        *,
-        hint: str,
-        bare: bool = False,
-        private: bool = False,
-        revision: str | None = None,
-        token: str | None = None,
-        commit_message: str | None = None,
-    ) -> None:
-        _check_name(repo_id, bare=bare)
-        if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
+    def __post_init__(self) -> None:
+        _check_name(self.repo_id, bare=self.bare)
+        if self.token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
             raise HubAccessError(
-                f"Pushing to {repo_id} requires a token with write access: set HF_TOKEN or run `hf auth login`. {hint}"
+                f"Pushing to {self.repo_id} requires a token with write access: set HF_TOKEN or run `hf auth login`. "
+                f"{self.hint}"
             )
-        self.repo_id, self.repo_type, self.private = repo_id, repo_type, private
-        self.revision, self.token, self.message, self.hint = revision, token, commit_message, hint
-        self.api = HfApi(token=token)
+        self.api = HfApi(token=self.token)
         self._name = uuid.uuid4().hex  # identifies the commit of this push
+        self._start: str | None = None  # head before the first attempt to commit
 
     @property
     def where(self) -> dict[str, Any]:
@@ -318,7 +317,7 @@ class _Repository:
             self.create()
             if self.revision is not None:
                 retry(lambda: self.api.create_branch(**self.where, branch=str(self.revision), exist_ok=True))
-            sha = retry(lambda: self._attempt(files, redact(self.message or title), replaces))
+            sha = retry(lambda: self._attempt(files, redact(self.commit_message or title), replaces))
             kind = "datasets/" if self.repo_type == "dataset" else ""
             url = f"{self.api.endpoint}/{kind}{self.repo_id}/commit/{sha}"
             if self.private and not self._is_private():

@@ -62,6 +62,7 @@ def pull(options: PullOptions) -> Pull:
         if (source / CARD).is_file() and not vectors:
             text = name_model((source / CARD).read_text(encoding="utf-8"), options.output_dir)
             text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
+            text = text.replace("\n- task-vector\n", "\n", 1)
         weights = weights_digests(draft.folder)
         draft.publish(text)
     return Pull(full_name(options.model), options.output_dir, weights, versions())
