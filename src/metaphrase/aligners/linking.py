@@ -27,6 +27,7 @@ from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import Words, is_unspaced, parse_links, segmenter_of_text
 from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
+from metaphrase.io.digests import files_sha256
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
@@ -200,6 +201,8 @@ def add_alignment(
     with exclusive(folder) if folder else nullcontext(), progress_bars(show_progress) as begin:
         if folder:
             call = {"segmenter": segmenter, "overwrite": overwrite, "chunk_size": chunk_size, **settings}
+            if isinstance(name := settings.get("model"), str | Path):
+                call["model"] = f"{name} {model_digest(name)}"
             _check_same_call(Path(folder), {"rows": data_digest(rows), "aligner": aligners.name, **call})
         advance = begin(f"Aligning with {aligners.name}", len(rows))
         for first in range(0, len(rows), chunk_size):
@@ -393,6 +396,13 @@ def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligne
     if len(inner) < 2:
         return StatisticalAligner.load(inner[0] if inner else folder, heuristic=heuristic)
     return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in inner}
+
+
+def model_digest(name: str | Path) -> str:
+    """The digest of the files of an aligner's model, except its card."""
+    from metaphrase.encoders.loading import encoder_files
+
+    return files_sha256(path for path in encoder_files(str(name)) if path.suffix != ".md")
 
 
 def _check_same_call(folder: Path, arguments: dict[str, Any]) -> None:
