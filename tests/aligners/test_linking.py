@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 from datasets import Dataset
@@ -281,3 +282,14 @@ def test_a_folder_keeps_the_links_of_one_call(tmp_path):
     for rows, settings in ((ROWS[::-1], {}), (ROWS, {"heuristic": "union"}), (ROWS, {"chunk_size": 2})):
         with pytest.raises(DataMismatchError, match="holds links of other pairs"):
             add(corpus(rows), "fast_align", folder=tmp_path, **settings)
+
+
+def test_a_folder_does_not_keep_the_links_of_a_model_that_changed(tmp_path, tiny_encoder_dir):
+    model = shutil.copytree(tiny_encoder_dir, tmp_path / "model")
+    settings = {"model": model, "folder": tmp_path / "links"}
+    add(corpus(ROWS), "embedding", **settings)
+    add(corpus(ROWS), "embedding", **settings)
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"layer_norm_eps": 0.1}))
+    with pytest.raises(DataMismatchError, match="holds links of other pairs"):
+        add(corpus(ROWS), "embedding", **settings)

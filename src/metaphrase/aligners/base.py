@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from metaphrase.corpus.words import Link, Words, format_links
 
@@ -48,7 +48,7 @@ class Aligner(ABC):
         name: Name on the command line.
     """
 
-    name: ClassVar[str]
+    name: str
 
     @abstractmethod
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:

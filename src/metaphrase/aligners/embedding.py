@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -198,7 +198,7 @@ class EmbeddingAligner(Aligner):
     Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align); Conneau et al. 2018 (CSLS).
     """
 
-    name: ClassVar[str] = "embedding"
+    name = "embedding"
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import Words, is_unspaced, parse_links, segmenter_of_text
 from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
+from metaphrase.io.digests import files_sha256
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
@@ -189,32 +190,25 @@ def add_alignment(
     """
     if not isinstance(dataset, Dataset):
         raise ValueError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
-    there = [
-        name for name in ("source", "target", "source_lang", "target_lang", *ADDED) if name in dataset.column_names
-    ]
-    rows = dataset.select_columns(there)
-    aligners = _Aligners(
-        rows, aligner, segmenter, settings, show_progress, Path(folder) / "models" if folder else None
-    )
+    known = ("source", "target", "source_lang", "target_lang", *ADDED)
+    rows = dataset.select_columns([name for name in known if name in dataset.column_names])
+    models = Path(folder) / "models" if folder else None
+    aligners = _Aligners(rows, aligner, segmenter, settings, show_progress, models)
     if chunk_size is None:
         chunk_size = 10_000 if aligners.statistical else 500
     report = AlignmentReport(aligners.name)
     tables = []
     with exclusive(folder) if folder else nullcontext(), progress_bars(show_progress) as begin:
         if folder:
-            call = {
-                "rows": data_digest(rows),
-                "aligner": aligners.name,
-                "segmenter": segmenter,
-                "overwrite": overwrite,
-            }
-            _check_same_call(Path(folder), {**call, "chunk_size": chunk_size, **settings})
+            call = {"segmenter": segmenter, "overwrite": overwrite, "chunk_size": chunk_size, **settings}
+            if isinstance(name := settings.get("model"), str | Path):
+                call["model"] = f"{name} {model_digest(name)}"
+            _check_same_call(Path(folder), {"rows": data_digest(rows), "aligner": aligners.name, **call})
         advance = begin(f"Aligning with {aligners.name}", len(rows))
         for first in range(0, len(rows), chunk_size):
             shard = Path(folder) / f"{first:010d}.parquet" if folder else None
-            table = (
-                None if shard is None else read_kept(shard, partial(_read_shard, min(chunk_size, len(rows) - first)))
-            )
+            read = partial(_read_shard, min(chunk_size, len(rows) - first))
+            table = None if shard is None else read_kept(shard, read)
             if table is None:
                 chunk = AlignmentReport(aligners.name)
                 before, start = aligners.training_seconds, time.perf_counter()
@@ -385,10 +379,8 @@ def choose_aligner(given: Aligner | Mapping[str, Aligner], languages: str) -> Al
 
 def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
     """Return the name of an aligner, or of several of the same kind."""
-    if isinstance(aligner, str):
-        return aligner
-    some = next(iter(aligner.values())) if isinstance(aligner, Mapping) else aligner
-    return str(some.model) if some.name == "statistical" else some.name  # type: ignore[attr-defined]
+    one = next(iter(aligner.values())) if isinstance(aligner, Mapping) else aligner
+    return one if isinstance(one, str) else one.name
 
 
 def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligner | dict[str, Aligner]:
@@ -404,6 +396,13 @@ def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligne
     if len(inner) < 2:
         return StatisticalAligner.load(inner[0] if inner else folder, heuristic=heuristic)
     return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in inner}
+
+
+def model_digest(name: str | Path) -> str:
+    """The digest of the files of an aligner's model, except its card."""
+    from metaphrase.encoders.loading import encoder_files
+
+    return files_sha256(path for path in encoder_files(str(name)) if path.suffix != ".md")
 
 
 def _check_same_call(folder: Path, arguments: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -162,7 +162,7 @@ class SpanAligner(Aligner):
     Reference: Wu et al. 2023, "WSPAlign: Word Alignment Pre-training via Large-Scale Weakly Supervised Span Prediction".
     """
 
-    name: ClassVar[str] = "span"
+    name = "span"
 
     def __init__(  # noqa: PLR0913 - one argument for each parameter of the method
         self,

@@ -89,8 +89,6 @@ class StatisticalAligner(Aligner):
     HMM); Brown et al. 1993 (the IBM models); Koehn et al. 2003 (grow-diag-final-and).
     """
 
-    name = "statistical"
-
     def __init__(
         self,
         model: str = "fast_align",
@@ -105,7 +103,8 @@ class StatisticalAligner(Aligner):
             raise ValueError(f"Unknown statistical aligner {model!r}; choose from {', '.join(MODELS)}.")
         if heuristic not in HEURISTICS:
             raise ValueError(f"Unknown heuristic {heuristic!r}; choose from {', '.join(HEURISTICS)}.")
-        self.model, self.heuristic = model, heuristic
+        self.name = self.model = model
+        self.heuristic = heuristic
         self.lowercase, self.strip_punctuation, self.iterations = lowercase, strip_punctuation, iterations
         self.max_words: int = _CLASSES[model]().max_sentence_length
         self.trained_pairs = self.skipped_pairs = 0

@@ -27,6 +27,7 @@ from metaphrase.aligners.linking import (
     aligner_name,
     choose_aligner,
     load_aligners,
+    model_digest,
     segmenter_of,
 )
 from metaphrase.aligners.options import AlignOptions
@@ -34,7 +35,7 @@ from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.readers.columns import is_header
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import CorpusError, UsageError
-from metaphrase.io.digests import file_sha256, files_sha256
+from metaphrase.io.digests import file_sha256
 from metaphrase.io.outputs import claim_folder
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 
@@ -112,10 +113,7 @@ def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[s
         files = sorted(Path(options.load).rglob("aligner.json"))
         manifest["load"] = {str(path): file_sha256(path) for path in files}
     if options.model:  # of a neural aligner
-        from metaphrase.encoders.loading import encoder_files
-
-        files = [path for path in encoder_files(options.model) if path.suffix != ".md"]
-        manifest["model"] = {"name": options.model, "sha256": files_sha256(files)}
+        manifest["model"] = {"name": options.model, "sha256": model_digest(options.model)}
     return {"inputs": dict(inputs), **manifest}
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from metaphrase.corpus.codes import NAMES, bare_language
+
 #: Lines per identification.
 LINES = 500
 #: Lines with fewer bytes are used only if there are fewer other lines than the second number.
@@ -23,11 +25,18 @@ _TOP = 12
 _NO_LANGUAGE = "zxx"
 
 #: Codes that differ from the classifier's.
-_ALIAS_PAIRS = (
-    "nb=no fil=tl tgl=tl cmn=zh iw=he in=id swh=sw swa=sw arb=ar pes=fa prs=fa zsm=ms ckb=sdh ki=kik gn=gug ff=fuv "
-    "kok=gom gaz=om plt=mg lvs=lv ekk=et khk=mn azj=az uzn=uz als=sq npi=ne ory=or pbt=ps ydd=yi eng=en fin=fi est=et"
-)
-_ALIASES = dict(pair.split("=") for pair in _ALIAS_PAIRS.split())
+_ALIASES = {
+    "nb": "no",
+    "iw": "he",
+    "in": "id",
+    "ckb": "sdh",
+    "ki": "kik",
+    "gn": "gug",
+    "ff": "fuv",
+    "kok": "gom",
+    "pbt": "ps",
+    "bik": "bcl",
+}
 
 #: Languages that are hard to distinguish in short lines.
 _RELATED = [
@@ -63,26 +72,6 @@ _RELATED = [
         "jv su",
     )
 ]
-
-_NAMED = (
-    "ace Acehnese/af Afrikaans/am Amharic/an Aragonese/ar Arabic/ary Moroccan Arabic/arz Egyptian Arabic/as Assamese/"
-    "az Azerbaijani/ba Bashkir/bcl Central Bikol/be Belarusian/bg Bulgarian/bn Bengali/bo Tibetan/br Breton/bs Bosnian/"
-    "ca Catalan/ceb Cebuano/crh Crimean Tatar/cs Czech/cy Welsh/da Danish/de German/dz Dzongkha/el Greek/en English/"
-    "eo Esperanto/es Spanish/et Estonian/eu Basque/ext Extremaduran/fa Persian/fi Finnish/fo Faroese/fr French/"
-    "fuv Fulfulde/fy West Frisian/ga Irish/gcf Guadeloupean Creole/gcr Guianese Creole/gd Scottish Gaelic/gl Galician/"
-    "gom Konkani/grc Ancient Greek/gu Gujarati/gug Guarani/guw Gun/ha Hausa/hbo Biblical Hebrew/he Hebrew/hi Hindi/"
-    "hr Croatian/ht Haitian Creole/hu Hungarian/hy Armenian/id Indonesian/ig Igbo/is Icelandic/it Italian/ja Japanese/"
-    "jv Javanese/ka Georgian/kab Kabyle/kik Kikuyu/kk Kazakh/km Khmer/kn Kannada/ko Korean/ku Kurdish/ky Kyrgyz/"
-    "la Latin/lb Luxembourgish/lg Ganda/lij Ligurian/ln Lingala/lo Lao/lt Lithuanian/ltg Latgalian/lv Latvian/"
-    "mg Malagasy/mk Macedonian/ml Malayalam/mn Mongolian/mr Marathi/ms Malay/mt Maltese/my Burmese/ne Nepali/nl Dutch/"
-    "nn Norwegian Nynorsk/no Norwegian/nso Northern Sotho/oc Occitan/om Oromo/or Odia/pa Punjabi/pcm Nigerian Pidgin/"
-    "pl Polish/ps Pashto/pt Portuguese/qu Quechua/ro Romanian/ru Russian/rw Kinyarwanda/sa Sanskrit/"
-    "sdh Central Kurdish/se Northern Sami/si Sinhala/sk Slovak/sl Slovenian/sn Shona/so Somali/sq Albanian/sr Serbian/"
-    "st Southern Sotho/su Sundanese/sv Swedish/sw Swahili/ta Tamil/te Telugu/tg Tajik/th Thai/tk Turkmen/tl Tagalog/"
-    "tr Turkish/tt Tatar/ug Uyghur/uk Ukrainian/ur Urdu/uz Uzbek/uzs Southern Uzbek/vec Venetian/vi Vietnamese/"
-    "vo Volapük/wa Walloon/wo Wolof/wuu Wu Chinese/xh Xhosa/yo Yoruba/yue Cantonese/zh Chinese/zu Zulu"
-)
-NAMES = dict(name.split(" ", 1) for name in _NAMED.split("/"))
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ def canonical(language: str) -> str:
     >>> canonical("nb"), canonical("zh-Hant"), canonical("sw")
     ('no', 'zh', 'sw')
     """
-    code = language.replace("_", "-").split("-")[0].lower()
+    code = bare_language(language)
     return _ALIASES.get(code, code)
 
 

@@ -141,7 +141,7 @@ def read_records(
                 continue
             others = {name: value for name, value in record.items() if not is_language(name)}  # not an "id"
             record = others | dict(nested)
-        if record.keys() != names:  # JSON lines may differ in their keys
+        if layout is None or record.keys() != names:  # JSON lines may differ in their keys
             try:
                 layout, names = find_layout(record, file) or layout, record.keys()
             except CorpusError as error:

@@ -21,6 +21,8 @@ from metaphrase.exceptions import CorpusError
 _ROWS, _BYTES = 1000, 8 << 20
 #: Minimum number of rows to read at a time if a side is a field of a struct.
 _FIELD_ROWS = 16
+#: Types of a column of text; bytes are rejected row by row.
+_TEXT = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
 #: Rows that are converted to Python at a time.
 _SLICE = 100
 
@@ -77,23 +79,15 @@ class _Leaf(NamedTuple):
 
     @property
     def text(self) -> bool:
-        """Whether it holds strings (or bytes, which are rejected row by row)."""
+        """Whether it holds text."""
         kind = self.kind.value_type if pa.types.is_dictionary(self.kind) else self.kind
-        return bool(
-            pa.types.is_string(kind)
-            or pa.types.is_large_string(kind)
-            or pa.types.is_string_view(kind)
-            or pa.types.is_binary(kind)
-            or pa.types.is_large_binary(kind)
-        )
+        return kind in _TEXT
 
     @property
     def listed(self) -> bool:
         """Whether it holds lists of strings."""
         is_list = pa.types.is_list(self.kind) or pa.types.is_large_list(self.kind)
-        return bool(
-            is_list and (pa.types.is_string(self.kind.value_type) or pa.types.is_large_string(self.kind.value_type))
-        )
+        return is_list and self.kind.value_type in (pa.string(), pa.large_string())
 
     def of(self, batch: pa.RecordBatch) -> pa.Array:
         """Its values; the strings of a list are joined."""
