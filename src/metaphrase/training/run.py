@@ -281,10 +281,10 @@ class TrainingRun:
         Returns:
             Facts of the run, for card and report.
         """
-        started = time.time()
-        with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
-            outcome = self.trainer.train(resume_from_checkpoint=self.arguments.resume_from_checkpoint)
         arguments = self.arguments
+        with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
+            self.trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+        seconds = self.trainer.training_seconds
         return {
             "command": without_tokens(shlex.join(self.command)),
             "recipe": self.recipe.to_dict(),
@@ -299,8 +299,8 @@ class TrainingRun:
             "leakage": leakage(self.corpus.dataset, self.tests.merged()),
             "packing": arguments.packing,
             "bf16": arguments.bf16,
-            "seconds": round(self._preparation + time.time() - started, 1),
-            "training_seconds": round(outcome.metrics["train_runtime"], 1),
+            "seconds": round(self._preparation + seconds, 1),
+            "training_seconds": seconds,
             "hardware": hardware(),
             "versions": versions(),
             "log_history": self.trainer.state.log_history,

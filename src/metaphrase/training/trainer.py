@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,11 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         """Trainable parameters of the objectives' heads."""
         return [parameter for parameter in self.alignment_loss.heads.parameters() if parameter.requires_grad]
 
+    @property
+    def training_seconds(self) -> float:
+        """Duration of the training so far, with that of the runs that it resumes."""
+        return round(time.time() - self._began, 1)
+
     # ------------------------------------------------------------------------------------------------------------- data
 
     def get_data_collator(
@@ -249,12 +255,14 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         """Completed epochs and batches of the next one, from the manifest if the data are a stream."""
         self._written, self._evaluation_pending, self._gradients_pending = None, False, False
         self._steps.reset()
+        self._began = time.time()
         epoch, batches = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         if resume_from_checkpoint is not None:
             manifest = read_manifest(resume_from_checkpoint)
             self._steps.reset(manifest)
+            self._began -= manifest["seconds"]
             self._written, self._evaluation_pending = Path(resume_from_checkpoint), manifest["evaluation_due"]
             self._find_best_checkpoint()
             stopped_early = manifest["ended"] and not self.args.allow_changes
@@ -423,6 +431,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         ended = self.control.should_training_stop and not self._shutdown.agreed
         return {
             "step": self.state.global_step,
+            "seconds": self.training_seconds,
             **self._position.facts(),
             **self._steps.facts(),
             "evaluation_due": self._evaluation_pending,
