@@ -441,17 +441,16 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restore optimiser and schedule, with the learning rates and the weight decay of the arguments, if they changed."""
-        own = [(group["initial_lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
+        schedule, groups = self.lr_scheduler, self.optimizer.param_groups
+        own = [{key: group[key] for key in ("initial_lr", "weight_decay") if key in group} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not isinstance(self.lr_scheduler, LambdaLR):
+        if checkpoint is None or not isinstance(schedule, LambdaLR):
             return
-        schedule = self.lr_scheduler
-        rates = [
-            rate * factor(schedule.last_epoch) for (rate, _), factor in zip(own, schedule.lr_lambdas, strict=True)
-        ]
-        for group, (initial, decay), rate in zip(self.optimizer.param_groups, own, rates, strict=True):
-            group |= {"initial_lr": initial, "lr": rate, "weight_decay": decay}
-        schedule.load_state_dict(schedule.state_dict() | {"base_lrs": [rate for rate, _ in own], "_last_lr": rates})
+        initial = [one["initial_lr"] for one in own]
+        rates = [rate * factor(schedule.last_epoch) for rate, factor in zip(initial, schedule.lr_lambdas, strict=True)]
+        for group, one, rate in zip(self.optimizer.param_groups, own, rates, strict=True):
+            group |= {**one, "lr": rate}
+        schedule.load_state_dict(schedule.state_dict() | {"base_lrs": initial, "_last_lr": rates})
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
