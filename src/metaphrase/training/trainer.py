@@ -215,6 +215,8 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             stack.enter_context(packed(self.model, enabled=self.args.packing))
             stack.enter_context(explain_worker_errors(self.args))
             result = super().train(checkpoint, *args, **kwargs)
+        if self._shutdown.signal and self.args.world_size == 1:  # after the last step, which may have no checkpoint
+            self._save_checkpoint(self.model, None)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
         if self.state.global_step == 0 < self.state.max_steps:
             raise CorpusError(
