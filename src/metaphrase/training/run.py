@@ -247,8 +247,8 @@ class TrainingRun:
         self.baseline = self.inputs.baseline or measure_baseline(
             self.encoder, self.tests, self.output, name=self.config.model, show_progress=self._show_progress
         )
-        missing = self.tests.trained.keys() - self.baseline.trained.keys()
-        if missing := sorted(missing | self.tests.retention.keys() - self.baseline.retention.keys()):
+        unmeasured = self.tests.trained.keys() - self.baseline.trained.keys()
+        if missing := sorted(unmeasured | self.tests.retention.keys() - self.baseline.retention.keys()):
             raise UsageError(
                 f"The given baseline has no results on {', '.join(missing)}. Omit it, or measure it there."
             )
