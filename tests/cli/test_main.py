@@ -70,7 +70,7 @@ def test_a_word_stands_for_a_list_of_one(tmp_path):
         (["--stpes", "3"], "Unknown option --stpes .did you mean 'steps'"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--steps"], "expected one argument"),
-        (["--config"], "needs the path"),
+        (["--config"], "argument --config: expected one argument"),
         (["--config=a.yaml", "--config", "b.yaml"], "--config is given 2 times: a.yaml, b.yaml"),
         (["--kind", "lagre"], "invalid choice: 'lagre' .did you mean 'large'"),
         (["--flag", "perhaps"], "expected true or false, got 'perhaps'"),

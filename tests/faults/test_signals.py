@@ -60,6 +60,22 @@ def test_a_signal_behind_a_checkpoint(run, result, undisturbed, tmp_path, fault)
     fault("A3", "SIGTERM after the last step", tried=1, survived=result("stopped") == undisturbed()[0])
 
 
+@pytest.mark.long
+def test_a_signal_after_the_last_step_of_a_run_that_saves_nothing(run, result, undisturbed, tmp_path):
+    class Late(TrainerCallback):
+        sent = False
+
+        def on_log(self, args, state, control, **kwargs):
+            if state.global_step == 4 and not self.sent:
+                self.sent = True
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run("stopped", callbacks=[Late()], save_strategy="no") == 143
+    assert [path.name for path in checkpoint_folders(tmp_path / "stopped")] == ["checkpoint-4"]
+    assert run("stopped") == 0
+    assert result("stopped") == undisturbed()[0]
+
+
 @pytest.mark.slow
 def test_a_signal_by_epochs_writes_one_checkpoint(run, result, undisturbed, tmp_path):
     options = {"save_strategy": "epoch"}  # three steps an epoch

@@ -246,6 +246,20 @@ def test_a_resumed_run_has_the_learning_rate_and_schedule_of_its_arguments(make_
     assert {group["weight_decay"] for group in resumed.optimizer.param_groups} == {0.1, 0.0}  # biases have none
 
 
+def test_the_duration_of_a_resumed_run_is_that_of_all_its_parts(make_trainer):
+    class Long(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            whole._began -= 100
+
+    options = {"recipe": "tr", "max_steps": 2, "save_steps": 1}
+    whole = make_trainer(**options)
+    whole.add_callback(Long())
+    whole.train()
+    resumed = make_trainer(folder="resumed", **options)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-1"))
+    assert resumed.training_seconds > 100
+
+
 def test_data_without_a_whole_batch_are_refused(make_trainer, rows):
     same = Dataset.from_list([{**row, "target": "yes"} for row in rows])
     options = {"batch_sampler": "no_duplicates", "dataloader_drop_last": True}

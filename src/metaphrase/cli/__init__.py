@@ -11,12 +11,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
 from metaphrase.cli.output import emit, is_json, is_quiet, notes, session, show_progress
 from metaphrase.exceptions import MetaphraseError, UsageError
 from metaphrase.io.configuration import did_you_mean
+from metaphrase.io.environment import versions
 from metaphrase.io.redaction import redact, visible, without_tokens
 
 __all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", "show_progress"]
@@ -62,9 +62,6 @@ examples:
 """
 
 ISSUES = "https://github.com/metaphrase/metaphrase/issues"
-
-#: Packages whose versions belong in a bug report.
-_PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "huggingface-hub")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,9 +124,10 @@ def _answer_for(error: Exception, name: str, *, show: bool) -> int:
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         message = f"Out of memory. Use smaller batches. {str(error).partition(chr(10))[0]}".rstrip()
     else:
+        environment = [platform.platform(), *(f"{package} {version}" for package, version in versions().items())]
         print(
             f"metaphrase {name}: this is a bug in metaphrase. Please report it, with all of the following, at {ISSUES}\n"
-            f"{_versions()}\n{redact(''.join(traceback.format_exception(error)))}",
+            f"{', '.join(environment)}\n{redact(''.join(traceback.format_exception(error)))}",
             end="",
             file=sys.stderr,
         )
@@ -138,13 +136,3 @@ def _answer_for(error: Exception, name: str, *, show: bool) -> int:
         print(without_tokens("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     print(visible(without_tokens(f"metaphrase {name}: {message}")), file=sys.stderr)
     return 2
-
-
-def _versions() -> str:
-    parts = [f"Python {platform.python_version()}", platform.platform()]
-    for package in _PACKAGES:
-        try:
-            parts.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            parts.append(f"{package} not installed")
-    return ", ".join(parts)

@@ -180,7 +180,7 @@ def parse(
     if leading and "--help-all" not in argv:
         _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
     parser.check_flags(argv, known)
-    path = _config_path(argv)
+    path = _config_path(prog, argv)
     content = _read_config(Path(path), known) if path else {}
     options = {**(defaults or {}), **content}
     for action in own:
@@ -261,13 +261,10 @@ def _epilog(examples: Sequence[str], is_command: bool) -> str | None:
     return "\n\n".join([*parts, *([EXIT_CODES] if is_command else [])]) or None
 
 
-def _config_path(arguments: Sequence[str]) -> str | None:
-    paths = [token.removeprefix("--config=") for token in arguments if token.startswith("--config=")]
-    for at, token in enumerate(arguments):
-        if token == "--config":
-            if at + 1 == len(arguments):
-                raise UsageError("--config needs the path of a YAML file.")
-            paths.append(arguments[at + 1])
+def _config_path(prog: str, arguments: Sequence[str]) -> str | None:
+    reader = Parser(prog, add_help=False, allow_abbrev=False)
+    reader.add_argument("--config", action="append", default=[])
+    paths = reader.parse_known_args(arguments)[0].config
     if len(paths) > 1:
         raise UsageError(f"--config is given {len(paths)} times: {', '.join(paths)}. Merge the files into one.")
     return paths[0] if paths else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from metaphrase.cli.options import parse
+from metaphrase.cli.options import leading_values, parse
 from metaphrase.cli.output import emit
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
@@ -52,10 +52,14 @@ class PushOptions:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    what, flags = _split(argv)
+    names, flags = leading_values(argv)
     (options,) = parse("metaphrase push", (PushOptions,), flags, description=DESCRIPTION, examples=EXAMPLES)
-    if what is None:
-        raise UsageError("Nothing to push. Name a run's folder or a corpus first: metaphrase push RUN --repo me/name.")
+    if len(names) != 1:
+        raise UsageError(
+            f"Expected one thing to push, got {len(names)}. Name a run's folder or a corpus first: metaphrase push RUN "
+            "--repo me/name."
+        )
+    what = names[0]
     vector = what.endswith(".safetensors") and Path(what).is_file()
     corpus = Path(what).is_file() and not vector
     if options.with_heads and (corpus or vector or options.vector):
@@ -102,8 +106,3 @@ def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str
     file = str(folder / "task_vector.safetensors")
     merge(MergeOptions([base, str(run)], alpha=1.0, vector=file, bits=bits))
     return file
-
-
-def _split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The folder or file to push, which comes first, and the flags."""
-    return (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (None, list(argv))

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.syntax import Syntax
 
-from metaphrase.cli.options import parse
+from metaphrase.cli.options import Parser, parse
 from metaphrase.cli.output import emit, is_quiet, notes
 from metaphrase.cli.tables import effect_line
 from metaphrase.exceptions import MetaphraseError
@@ -86,16 +86,10 @@ def without_token(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     >>> without_token(["--hub_token", "secret", "--seed", "1"])
     ('secret', ['--seed', '1'])
     """
-    token, kept, at = None, list(argv), 0
-    while at < len(kept):
-        flag, given, value = kept[at].partition("=")
-        has_value = given or (at + 1 < len(kept) and not kept[at + 1].startswith("--"))
-        if flag in ("--hub_token", "--hub-token") and has_value:
-            token = value if given else kept.pop(at + 1)
-            del kept[at]
-        else:
-            at += 1
-    return token, kept
+    reader = Parser(add_help=False, allow_abbrev=False)
+    reader.add_argument("--hub_token", "--hub-token")
+    found, others = reader.parse_known_args(argv)
+    return found.hub_token, others
 
 
 def execute(run: TrainingRun) -> RunResult | None:

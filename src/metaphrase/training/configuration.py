@@ -28,7 +28,6 @@ from metaphrase.io.arguments import (
     Ratio,
     check_value,
     check_values,
-    checked,
     hints_of,
 )
 from metaphrase.io.configuration import default_of, did_you_mean, option
@@ -44,7 +43,6 @@ logger = logging.getLogger(__name__)
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 
 
-@checked
 @dataclass
 class RunOptions:
     """The encoder, its training data and its evaluation data."""

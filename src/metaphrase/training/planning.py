@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.loading import Corpus
@@ -160,7 +161,7 @@ def step_seconds(
         seconds = 0.0
         for step in range(2):
             chosen = [rows[(step * size + i) % len(rows)] for i in range(size)]
-            batch = {name: _to_device(value, model.device) for name, value in collate(chosen).items()}
+            batch = send_to_device(collate(chosen), model.device)
             start = time.perf_counter()
             with packed(model):
                 with bfloat16(model, enabled=dtype == torch.bfloat16):
@@ -204,12 +205,6 @@ def unchanged(model: SentenceTransformer) -> Iterator[None]:
         for parameter, requires_grad in zip(model.parameters(), trainable, strict=True):
             parameter.requires_grad_(requires_grad)
             parameter.grad = None
-
-
-def _to_device(view: Any, device: torch.device) -> Any:
-    if not isinstance(view, dict):
-        return view
-    return {key: value.to(device) if torch.is_tensor(value) else value for key, value in view.items()}
 
 
 def batch_size_for(pairs: int) -> int:

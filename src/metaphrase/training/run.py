@@ -247,8 +247,8 @@ class TrainingRun:
         self.baseline = self.inputs.baseline or measure_baseline(
             self.encoder, self.tests, self.output, name=self.config.model, show_progress=self._show_progress
         )
-        measured = self.baseline.trained | self.baseline.retention
-        if missing := sorted((self.tests.trained | self.tests.retention).keys() - measured.keys()):
+        unmeasured = self.tests.trained.keys() - self.baseline.trained.keys()
+        if missing := sorted(unmeasured | self.tests.retention.keys() - self.baseline.retention.keys()):
             raise UsageError(
                 f"The given baseline has no results on {', '.join(missing)}. Omit it, or measure it there."
             )
@@ -281,10 +281,10 @@ class TrainingRun:
         Returns:
             Facts of the run, for card and report.
         """
-        started = time.time()
-        with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
-            outcome = self.trainer.train(resume_from_checkpoint=self.arguments.resume_from_checkpoint)
         arguments = self.arguments
+        with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
+            self.trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
+        seconds = self.trainer.training_seconds
         return {
             "command": without_tokens(shlex.join(self.command)),
             "recipe": self.recipe.to_dict(),
@@ -299,8 +299,8 @@ class TrainingRun:
             "leakage": leakage(self.corpus.dataset, self.tests.merged()),
             "packing": arguments.packing,
             "bf16": arguments.bf16,
-            "seconds": round(self._preparation + time.time() - started, 1),
-            "training_seconds": round(outcome.metrics["train_runtime"], 1),
+            "seconds": round(self._preparation + seconds, 1),
+            "training_seconds": seconds,
             "hardware": hardware(),
             "versions": versions(),
             "log_history": self.trainer.state.log_history,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,11 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         """Trainable parameters of the objectives' heads."""
         return [parameter for parameter in self.alignment_loss.heads.parameters() if parameter.requires_grad]
 
+    @property
+    def training_seconds(self) -> float:
+        """Duration of the training so far, with that of the runs that it resumes."""
+        return round(time.time() - self._began, 1)
+
     # ------------------------------------------------------------------------------------------------------------- data
 
     def get_data_collator(
@@ -209,6 +215,8 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             stack.enter_context(packed(self.model, enabled=self.args.packing))
             stack.enter_context(explain_worker_errors(self.args))
             result = super().train(checkpoint, *args, **kwargs)
+        if self._shutdown.signal and self.args.world_size == 1:  # after the last step, which may have no checkpoint
+            self._save_checkpoint(self.model, None)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
         if self.state.global_step == 0 < self.state.max_steps:
             raise CorpusError(
@@ -249,12 +257,14 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         """Completed epochs and batches of the next one, from the manifest if the data are a stream."""
         self._written, self._evaluation_pending, self._gradients_pending = None, False, False
         self._steps.reset()
+        self._began = time.time()
         epoch, batches = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
         if resume_from_checkpoint is not None:
             manifest = read_manifest(resume_from_checkpoint)
             self._steps.reset(manifest)
+            self._began -= manifest["seconds"]
             self._written, self._evaluation_pending = Path(resume_from_checkpoint), manifest["evaluation_due"]
             self._find_best_checkpoint()
             stopped_early = manifest["ended"] and not self.args.allow_changes
@@ -423,6 +433,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         ended = self.control.should_training_stop and not self._shutdown.agreed
         return {
             "step": self.state.global_step,
+            "seconds": self.training_seconds,
             **self._position.facts(),
             **self._steps.facts(),
             "evaluation_due": self._evaluation_pending,
@@ -432,17 +443,16 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restore optimiser and schedule, with the learning rates and the weight decay of the arguments, if they changed."""
-        own = [(group["initial_lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
+        schedule, groups = self.lr_scheduler, self.optimizer.param_groups
+        own = [{key: group[key] for key in ("initial_lr", "weight_decay") if key in group} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not isinstance(self.lr_scheduler, LambdaLR):
+        if checkpoint is None or not isinstance(schedule, LambdaLR):
             return
-        schedule = self.lr_scheduler
-        rates = [
-            rate * factor(schedule.last_epoch) for (rate, _), factor in zip(own, schedule.lr_lambdas, strict=True)
-        ]
-        for group, (initial, decay), rate in zip(self.optimizer.param_groups, own, rates, strict=True):
-            group |= {"initial_lr": initial, "lr": rate, "weight_decay": decay}
-        schedule.load_state_dict(schedule.state_dict() | {"base_lrs": [rate for rate, _ in own], "_last_lr": rates})
+        initial = [one["initial_lr"] for one in own]
+        rates = [rate * factor(schedule.last_epoch) for rate, factor in zip(initial, schedule.lr_lambdas, strict=True)]
+        for group, one, rate in zip(self.optimizer.param_groups, own, rates, strict=True):
+            group |= {**one, "lr": rate}
+        schedule.load_state_dict(schedule.state_dict() | {"base_lrs": initial, "_last_lr": rates})
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
