@@ -56,6 +56,7 @@ def padded_heads():
         patch("metaphrase.modeling.frozen.can_pack", lambda encoder: False),
         patch("metaphrase.objectives.representation_translation.can_pack", lambda encoder: False),
         patch.object(UnmaskingHead, "forward", padded_unmasking),
+        patch("metaphrase.modeling.packing.can_pack", lambda encoder: False),  # last: the modules above import it
     ):
         yield
 

@@ -75,6 +75,7 @@ def test_the_mlm_head_of_older_checkpoints(tiny_mlm_dir, tmp_path):
 def test_checkpoints_without_an_mlm_head(tiny_bert_dir, tmp_path):
     assert pretrained_mlm_head(str(tiny_bert_dir)) is None
     assert pretrained_mlm_head(str(tmp_path)) is None
+    assert pretrained_mlm_head(str(tmp_path / "deleted")) is None
 
 
 def test_english_pieces_hold_every_special_token(tokenizer, bitext):

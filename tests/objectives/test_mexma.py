@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import UNSCORED
-from metaphrase.objectives.mexma import Masked, cross_unmasking, koleo
+from metaphrase.objectives.mexma import CrossUnmasking, Masked, cross_unmasking, koleo
 from tests.oracles import koleo_loop, mexma_loop, padded
 from tests.processes import run_python
 
@@ -255,3 +256,12 @@ def test_the_tutorial_runs(tiny_encoder_dir, bitext_path, tmp_path):
     done = run_python(ROOT / "trainers" / "mexma.py", bitext, tmp_path / "out", tiny_encoder_dir, 3)
     assert done.returncode == 0, done.stderr
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)
+
+
+def test_the_distance_does_not_overflow_in_half_precision(monkeypatch):
+    monkeypatch.setattr("metaphrase.objectives.mexma.cross_unmasking", lambda *args: torch.tensor(0.0))
+    objective = CrossUnmasking(koleo_weight=0.0)
+    far_bh = torch.full((2, 4), 300.0, dtype=torch.float16)
+    masked = {view.name: Encoding({"labels": far_bh}, far_bh) for view in objective.masked_views}
+    sides = {"source": Encoding({}, far_bh, far_bh), "target": Encoding({}, far_bh, -far_bh)}
+    assert objective(masked | sides) == 600**2

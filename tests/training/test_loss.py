@@ -131,6 +131,19 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tiny_encoder):
         AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
 
 
+def test_a_tokenizer_without_special_tokens_around_a_text_is_refused(tiny_encoder):
+    tiny_encoder.tokenizer.backend_tokenizer.post_processor = None
+    with pytest.raises(ModelError, match="does not put a special token before and after every text"):
+        AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
+
+
+def test_embeddings_that_only_encode_truncates_train_in_full(tiny_encoder):
+    tiny_encoder.truncate_dim = 16
+    AlignmentLoss(tiny_encoder, recipe({"objective": "tr", "args": {"projection": "mlp"}}, {"objective": "anchor"}))
+    AlignmentLoss(tiny_encoder, recipe({"objective": "tr", "matryoshka": [32, 16]}))
+    assert tiny_encoder.get_embedding_dimension() == 16
+
+
 def test_a_tokenizer_with_more_pieces_than_embeddings_is_refused(tiny_encoder, fault):
     rows = len(tiny_encoder.tokenizer)
     tiny_encoder.tokenizer.add_tokens(["zwei", "drei"])

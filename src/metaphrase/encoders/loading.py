@@ -387,13 +387,18 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     name, revision = split_revision(split_vectors(name)[0])
     if (installed := installed_model(name)) is not None:
         name, revision = str(installed.folder), None
-    weights = cached_file(
-        name,
-        "model.safetensors",
-        revision=revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    try:
+        weights = cached_file(
+            name,
+            "model.safetensors",
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError as error:
+        if not isinstance(error.__cause__, HFValidationError):
+            raise
+        weights = None  # the folder of a model in memory that no longer exists
     if weights is None or read_modules(name, Path(weights).parent)[0][1]:  # the encoder is in a subfolder
         return None
     with safe_open(weights, framework="pt") as tensors:
@@ -417,12 +422,12 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
 
 
 def english_piece_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Ids of the pieces that occur in some texts, and of the special tokens: an English subset of the vocabulary.
+    """Ids of the pieces that occur in some texts, and of the special tokens: the English subset of a vocabulary, for example.
 
     Returns sorted ids.
     """
     ids = set(tokenizer.all_special_ids)
     remaining = iter(texts)
     while batch := list(islice(remaining, 10_000)):
-        ids.update(i for row in tokenizer(batch)["input_ids"] for i in row)
+        ids.update(i for row in tokenizer(batch, verbose=False)["input_ids"] for i in row)
     return torch.tensor(sorted(ids))

@@ -10,7 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Iterable, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,12 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from metaphrase.encoders.adapters import shared_copy
+from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import first_position
 from metaphrase.exceptions import ModelError, UsageError
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-#: Texts that are tokenized at a time.
-_BATCH = 4096
 
 
 def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> SentenceTransformer:
@@ -54,11 +53,11 @@ def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> Sentenc
             f"{kind or 'not a fast tokenizer'}. Keep the whole vocabulary."
         )
     state = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
-    seen = _pieces_of(Tokenizer.from_str(json.dumps(state)), chain(texts, filter(None, model.prompts.values())))
+    seen = set(english_piece_ids(chain(texts, filter(None, model.prompts.values())), model.tokenizer).tolist())
     config = encoder.config.to_dict()
     seen |= {id_ for name, id_ in config.items() if name.endswith("_token_id") and isinstance(id_, int)}
     # XLM-R counts positions from its padding id, which must not change.
-    seen |= {*model.tokenizer.all_special_ids, *range(first_position(encoder))}
+    seen |= {*range(first_position(encoder))}
     new_id = _trim(state, seen)
 
     model = shared_copy(model)
@@ -75,15 +74,6 @@ def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> Sentenc
         if name.endswith("_token_id") and id_ in new_id:
             setattr(encoder.config, name, new_id[id_])
     return model
-
-
-def _pieces_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
-    seen: set[int] = set()
-    left = iter(texts)
-    while batch := list(islice(left, _BATCH)):
-        for encoding in tokenizer.encode_batch(batch):
-            seen.update(encoding.ids)
-    return seen
 
 
 def _trim(state: dict[str, Any], seen: set[int]) -> dict[int, int]:

@@ -211,12 +211,12 @@ class CrossUnmasking(Objective):
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the weighted sum of distance, unmasking and regulariser."""
-        source_bh, target_bh = encodings["source"].sentence_bh, encodings["target"].sentence_bh
+        source_bh, target_bh = (encodings[side].sentence_bh for side in ("source", "target"))
         sides = [
             self._masked(encodings[view.name], other_bh)
             for view, other_bh in zip(self.masked_views, (target_bh, source_bh), strict=True)
         ]
-        loss = self.alignment_weight * F.mse_loss(source_bh, target_bh)
+        loss = self.alignment_weight * F.mse_loss(at_least_float32(source_bh), at_least_float32(target_bh))
         loss = loss + self.unmasking_weight * cross_unmasking(self.head, sides, encodings["source"].table_vh)
         if self.koleo_weight:
             loss = loss + self.koleo_weight * (koleo(source_bh) + koleo(target_bh)) / 2

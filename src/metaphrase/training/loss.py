@@ -68,6 +68,8 @@ class AlignmentLoss(nn.Module):
         self.step = 0
         arguments = {term.name: {"max_length": self.max_length, **plain(term.args)} for term in recipe.terms}
         made = {name: (objective, arguments[name]) for name, objective in objectives.items()}
+        with model.truncate_embeddings(None):  # only `encode` truncates them
+            size = model.get_embedding_dimension()
         sources = HeadSources(
             encoder=encoder_of(model),
             tokenizer=model.tokenizer,
@@ -77,7 +79,7 @@ class AlignmentLoss(nn.Module):
             pooling=pooling_of(model),
             modules=tuple(model.children())[1:],
             prompts=model.prompts,
-            embedding_size=model.get_embedding_dimension(),
+            embedding_size=size,
         )
         _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
@@ -107,9 +109,16 @@ class AlignmentLoss(nn.Module):
             for name, objective in self.objectives.items()
         }
 
-    def _value(self, objective: nn.Module, encodings: Mapping[str, Encoding], sizes: Sequence[int]) -> Any:
+    def _value(self, objective: Any, encodings: Mapping[str, Encoding], sizes: Sequence[int]) -> Tensor:
         """An objective, or its sum over sizes of embeddings (Kusupati et al. 2022, equation 1)."""
-        return sum(objective(truncated(encodings, size)) for size in sizes) if sizes else objective(encodings)
+        value = sum(objective(truncated(encodings, size)) for size in sizes) if sizes else objective(encodings)
+        if not isinstance(value, Tensor) or value.dim():
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise RecipeError(
+                f"The loss of the objective {type(objective).name!r} must be a scalar tensor, but is {found}. Reduce it, for "
+                "example with mean(), and return it from forward()."
+            )
+        return value
 
     @property
     def weights(self) -> dict[str, float]:
@@ -193,13 +202,19 @@ def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:
                 f"The tokenizer of {name} has no {token} token, which alignment objectives require. Use an encoder of the "
                 "BERT or XLM-R family."
             )
-    embedded: Any = sources.encoder.get_input_embeddings()
-    rows, ids = len(embedded.weight), max(tokenizer.get_vocab().values()) + 1
-    if ids > rows:
+    ids, special = tokenizer("a")["input_ids"], {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    if ids[0] not in special or ids[-1] not in special:
         raise ModelError(
-            f"The tokenizer of {name} has {ids} pieces, but the encoder has embeddings for {rows} of them. Load the "
+            f"The tokenizer of {name} does not put a special token before and after every text, which alignment objectives "
+            "require. Add a post-processor that does (`tokenizer.backend_tokenizer.post_processor`)."
+        )
+    embedded: Any = sources.encoder.get_input_embeddings()
+    rows, pieces = len(embedded.weight), max(tokenizer.get_vocab().values()) + 1
+    if pieces > rows:
+        raise ModelError(
+            f"The tokenizer of {name} has {pieces} pieces, but the encoder has embeddings for {rows} of them. Load the "
             f"matching tokenizer; if you have added pieces, resize the embeddings: "
-            f"model[0].auto_model.resize_token_embeddings({ids})."
+            f"model[0].auto_model.resize_token_embeddings({pieces})."
         )
     if of_words and not tokenizer.is_fast:
         raise ModelError(
