@@ -368,7 +368,7 @@ class Evidence:
         """Measure a benchmark and keep its scores; embeddings and whole results are kept in the work folder."""
         own = replace(self.settings, prompt=settings.get("prompt", "auto"))
         size = self.options.encoding_batch_size
-        subject = Subject.of(path.parent.name, model, self.work / "measured", own, batch_size=size)
+        subject = Subject(path.parent.name, model, self.work / "measured", own, batch_size=size)
         folder = self.work / "encoders" / subject.sha
         if benchmark.name in FINE_TUNED:
             model.save_pretrained(str(folder), create_model_card=False)

@@ -41,7 +41,7 @@ def data(tmp_path, bitext):
 def test_scores_equal_those_of_the_package(scripts, data, tiny_encoder, tiny_encoder_dir, tmp_path, capsys):
     embed, check = scripts
     settings = Settings(resamples=20, prompt="none")
-    subject = Subject.of("tiny", tiny_encoder, tmp_path / "kept", settings)
+    subject = Subject("tiny", tiny_encoder, tmp_path / "kept", settings)
     parts, _ = find_benchmarks(data, ["sib200", "answer-retrieval", "word-alignment", "xsim++"], settings)
     scores = {}
     for part in parts:

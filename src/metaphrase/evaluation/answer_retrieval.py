@@ -199,7 +199,7 @@ class AnswerRanks(NamedTuple):
 
     Attributes:
         precision_n: Average precision in the whole pool.
-        others_n: Average precision in the pool without the language of the questions.
+        others_n: Average precision in the pool without the language of the questions; 0 if there is no other.
         reciprocal_nl: Reciprocal rank of the right answer among the candidates of each language.
         own_first_n: 1 if the first candidate of the whole pool is in the language of the question. If the best candidates
             of several languages are equally similar, each counts its share.
@@ -275,8 +275,9 @@ def _ranks(
 
 
 def _average_precision(right_nl: NDArray[np.float32], above_nll: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Mean over the right answers; 0 without any."""
     right_above_nl = (right_nl[:, None, :] >= right_nl[:, :, None]).sum(axis=2)
-    return (right_above_nl / above_nll.sum(axis=2)).mean(axis=1)
+    return (right_above_nl / above_nll.sum(axis=2)).sum(axis=1) / max(1, right_nl.shape[1])
 
 
 @checked
@@ -419,11 +420,8 @@ def evaluate_monolingual_answers(
     questions, candidates = _embed(model, *texts, **encoding)
     languages = {}
     for (language, one), question_nh, candidate_mh in zip(sets.items(), questions, candidates, strict=True):
-        pool_mh = unit_rows(candidate_mh)
-        first_d, distinct_m = distinct_rows(pool_mh)
-        similarity_nm = (unit_rows(question_nh) @ pool_mh[first_d].T)[:, distinct_m]
-        right_n1 = np.take_along_axis(similarity_nm, np.array(one.answers)[:, None], axis=1)
-        item_n = (1 / np.count_nonzero(similarity_nm >= right_n1, axis=1)).round(6)
+        ranks = rank_answers(question_nh, [candidate_mh], np.array(one.answers)[:, None], 0)
+        item_n = ranks.reciprocal_nl[:, 0].round(6)
         languages[language] = Measurement.of_items(item_n, _sha256({language: one}, "sentence"))
     return Result(
         suite="monolingual answers",

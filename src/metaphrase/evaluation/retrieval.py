@@ -24,7 +24,7 @@ from metaphrase.evaluation.encoding import Encoders, EncodingOptions, embed_side
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.result import Measurement, Result, complete_groups, conditions
-from metaphrase.evaluation.significance import RESAMPLES, pooled_bootstrap_interval
+from metaphrase.evaluation.significance import RESAMPLES, percentile_interval, resampled_means
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.mining.margins import neighbour_scores
@@ -250,7 +250,9 @@ def evaluate_retrieval(
         return {
             key: {
                 "accuracy": 100 * float(np.mean([np.mean(score) for score in by_language.values()])),
-                "interval": list(pooled_bootstrap_interval(resampled(by_language), resamples=resamples, seed=seed)),
+                "interval": list(
+                    percentile_interval(resampled_means(resampled(by_language), resamples=resamples, seed=seed))
+                ),
             }
             for key, by_language in scores.items()
         }

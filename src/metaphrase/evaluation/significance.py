@@ -69,22 +69,7 @@ def bootstrap_interval(
     >>> 60 <= low <= 62 and 78 <= high <= 80
     True
     """
-    return pooled_bootstrap_interval({"": correct}, resamples=resamples, confidence=confidence, seed=seed)
-
-
-@checked
-def pooled_bootstrap_interval(
-    correct: Mapping[str, ArrayLike],
-    *,
-    resamples: Resamples = RESAMPLES,
-    confidence: BetweenZeroAndOne = CONFIDENCE,
-    seed: Seed = 0,
-) -> tuple[float, float]:
-    """Compute a percentile bootstrap interval of the mean over several languages' accuracies; see `bootstrap_interval`.
-
-    Items are resampled within their language.
-    """
-    return percentile_interval(resampled_means(correct, resamples=resamples, seed=seed), confidence)
+    return percentile_interval(resampled_means({"": correct}, resamples=resamples, seed=seed), confidence)
 
 
 @checked

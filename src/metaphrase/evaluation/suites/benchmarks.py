@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,9 +118,7 @@ class Subject:
     Attributes:
         name: ``"starter"``, a folder or a Hub id; fine-tuned suites load the model by this name.
         model: The loaded model.
-        sha: Its `model_hash`.
-        encode: Replaces ``model.encode``; embeds each text once.
-        folder: Folder of the cached results.
+        output: Folder of the cached results and embeddings of all models.
         settings: How it is measured.
         batch_size: Sentences per forward pass.
         show_progress: Show progress bars.
@@ -127,31 +126,25 @@ class Subject:
 
     name: str
     model: SentenceTransformer
-    sha: str
-    encode: Encode
-    folder: Path
+    output: Path
     settings: Settings
     batch_size: int = 64
     show_progress: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        model: SentenceTransformer,
-        output: str | Path,
-        settings: Settings,
-        *,
-        batch_size: int = 64,
-        show_progress: bool = False,
-    ) -> Subject:
-        """Make a subject whose results are cached in a subfolder of ``output`` that is named after the model's digest.
+    @cached_property
+    def sha(self) -> str:
+        """Its `model_hash`."""
+        return model_hash(self.model)
 
-        Its embeddings are kept in the subfolder ``embeddings``.
-        """
-        sha = model_hash(model)
-        encoder = StoredEncoder(model, Path(output) / "embeddings", sha)
-        return cls(name, model, sha, encoder.encode, Path(output) / sha[:12], settings, batch_size, show_progress)
+    @property
+    def folder(self) -> Path:
+        """Folder of its cached results, which is named after its digest."""
+        return self.output / self.sha[:12]
+
+    @cached_property
+    def encode(self) -> Encode:
+        """Replaces ``model.encode``; embeds each text once."""
+        return StoredEncoder(self.model, self.output / "embeddings", self.sha).encode
 
     def encoding(self) -> EncodingOptions:
         """How the subject embeds texts."""

@@ -482,7 +482,7 @@ def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Su
         chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
         texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
         encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
-    folder = subject.folder.parent / "mteb"
+    folder = subject.output / "mteb"
     try:
         found = tasks.evaluate_mteb(subject.model, chosen, folder, name=subject.name, **subject.encoding())
     except OSError as error:

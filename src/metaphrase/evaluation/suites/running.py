@@ -281,14 +281,7 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
         """Measure a model under several settings; those after the first need a stored prompt."""
         model = prepare(load_encoder(name), max_length=options.max_length, **protocol)
         subjects = [
-            Subject.of(
-                name,
-                model,
-                options.output_dir,
-                settings,
-                batch_size=options.batch_size,
-                show_progress=options.show_progress,
-            )
+            Subject(name, model, Path(options.output_dir), settings, options.batch_size, options.show_progress)
             for settings in (variants if any(model.prompts.values()) else variants[:1])
         ]
         return stronger([measure_all(benchmarks, subject, missing, note) for subject in subjects])
