@@ -138,6 +138,20 @@ def model_hash(model: SentenceTransformer) -> str:
     return tensors_digest(model.state_dict(), [module_settings(model), model.max_seq_length])
 
 
+def encoder_digest(model: SentenceTransformer, *settings: Any) -> str:
+    """Digest of what determines a model's embeddings: `model_hash`, the dimensions, the tokenizer, and further settings."""
+    known = [module_settings(model), model.max_seq_length, model.truncate_dim, tokenizer_content(model.tokenizer)]
+    return tensors_digest(model.state_dict(), [*known, *settings])
+
+
+def tokenizer_content(tokenizer: Any) -> dict[str, Any]:
+    """Vocabulary and rules of a tokenizer, without the settings that each call changes."""
+    if getattr(tokenizer, "is_fast", False):
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        return {key: value for key, value in content.items() if key not in ("truncation", "padding", "version")}
+    return dict(tokenizer.get_vocab())
+
+
 def module_settings(model: nn.Module) -> list[Any]:
     """The class and the settings (pooling, dimensions) of each module of a model."""
     return [[type(module).__name__, getattr(module, "get_config_dict", dict)()] for module in model.children()]

@@ -38,7 +38,9 @@ from joblib import cpu_count
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, DataMismatchError, StorageError, UsageError, WorkerError
+from metaphrase.io.digests import encoder_digest
 from metaphrase.io.work_folders import MANIFEST
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.search import Rows, faiss
@@ -48,7 +50,6 @@ from metaphrase.mining.shards import (
     RECALL,
     build_index,
     embed_texts,
-    encoder_digest,
     load_rows,
     search_shards,
 )
@@ -435,7 +436,7 @@ def _forget_lost(stage: PipelineExecutor, step: Step, storage: DataFolder) -> No
 def _encoder(name: str, max_length: int | None, prompt_name: str | None, digest: str) -> SentenceTransformer:
     """Load the encoder, once for all tasks of a worker."""
     model = load_encoder(name, max_length=max_length)
-    if encoder_digest(model, prompt_name) != digest:
+    if encoder_digest(model, resolve_prompt(model, prompt_name)) != digest:
         raise DataMismatchError(
             f"The encoder {name!r} has other weights or settings on this machine than where the command was started."
         )

@@ -20,6 +20,8 @@ from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.corpus.writing import is_tsv, write_corpus
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.io.digests import encoder_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
@@ -34,7 +36,6 @@ from metaphrase.mining.shards import (
     SIDES,
     describe_recall,
     embed_texts,
-    encoder_digest,
     search_shards,
     work_manifest,
 )
@@ -208,7 +209,7 @@ def _run_tasks(
     return run_tasks(
         engine,
         _deep(options, search),
-        encoder_digest(model, search.prompt_name),
+        encoder_digest(model, resolve_prompt(model, search.prompt_name)),
         (
             (f"{label}/{side}", distinct_texts([dataset.select(rows)[side]])[0])
             for label, rows in rows_of.items()

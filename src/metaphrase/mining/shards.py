@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError
-from metaphrase.io.digests import module_settings, tensors_digest
+from metaphrase.io.digests import encoder_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import Advance, Begin
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
@@ -145,13 +145,7 @@ def work_manifest(model: SentenceTransformer, search: SearchOptions, inputs: Map
     """Everything that determines embeddings and neighbours, for the manifest of a work folder."""
     irrelevant = ("batch_size", "search_device")
     settings = {key: value for key, value in asdict(search).items() if key not in irrelevant}
-    return {**inputs, **settings, "encoder": encoder_digest(model, search.prompt_name)}
-
-
-def encoder_digest(model: SentenceTransformer, prompt_name: str | None) -> str:
-    """Digest of an encoder's weights and settings (pooling, maximum length, dimensions), and of the text before each text."""
-    settings = [module_settings(model), model.max_seq_length, model.truncate_dim, resolve_prompt(model, prompt_name)]
-    return tensors_digest(model.state_dict(), settings)
+    return {**inputs, **settings, "encoder": encoder_digest(model, resolve_prompt(model, search.prompt_name))}
 
 
 def embed_texts(

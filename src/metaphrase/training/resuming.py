@@ -33,6 +33,7 @@ from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.adapters import adapter_settings
 from metaphrase.encoders.loading import origin_of
 from metaphrase.exceptions import CheckpointError
+from metaphrase.io.digests import tokenizer_content
 from metaphrase.io.environment import hardware, versions
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
@@ -90,7 +91,7 @@ class RunFacts:
 
     @cached_property
     def _tokenizer_digest(self) -> str:
-        return _digest(_tokenizer_content(self._model.tokenizer))
+        return _digest(tokenizer_content(self._model.tokenizer))
 
     @cached_property
     def _original_facts(self) -> dict[str, str]:
@@ -102,7 +103,7 @@ class RunFacts:
             if original is not None and teacher is None:
                 facts["original_encoder"] = original.digest[:16]
             elif original is not None:
-                facts[f"teacher {teacher}"] = _digest([original.digest, _tokenizer_content(objective.tokenizer)])
+                facts[f"teacher {teacher}"] = _digest([original.digest, tokenizer_content(objective.tokenizer)])
         return facts
 
     def _corpus_digest(self, dataset: Any) -> str | None:
@@ -114,14 +115,6 @@ class RunFacts:
                 digest = stream_digest(dataset) if isinstance(dataset, IterableDataset) else None
             self._digested = dataset, digest
         return self._digested[1]
-
-
-def _tokenizer_content(tokenizer: Any) -> dict[str, Any]:
-    """Vocabulary and rules, without the settings that each call changes."""
-    if getattr(tokenizer, "is_fast", False):
-        content = json.loads(tokenizer.backend_tokenizer.to_str())
-        return {key: value for key, value in content.items() if key not in ("truncation", "padding", "version")}
-    return dict(tokenizer.get_vocab())
 
 
 def _digest(content: Any) -> str:

@@ -9,6 +9,7 @@ import mteb
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
+from tokenizers.normalizers import Lowercase
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
@@ -586,7 +587,7 @@ def test_a_benchmark_is_measured_once(counted, subject):
     calls, part = counted
     assert not cache_path(part, subject).exists()
     first = run_benchmark(part, subject)
-    assert cache_path(part, subject).parent.name == subject.sha[:12]
+    assert cache_path(part, subject).parent.name == subject.digest[:12]
     assert run_benchmark(part, subject) == first
     assert len(calls) == 1
 
@@ -640,13 +641,21 @@ def test_stored_prompts_distinguish_models(counted, subject, tiny_encoder_dir, t
         assert cache_path(searched, explicit) != cache_path(searched, other)
 
 
+def test_another_tokenizer_is_another_subject(subject, tiny_encoder_dir, tmp_path):
+    respelled = copy.deepcopy(subject.model)
+    respelled.tokenizer.backend_tokenizer.normalizer = Lowercase()
+    other = Subject(str(tiny_encoder_dir), respelled, tmp_path / "kept", SETTINGS)
+    assert other.sha == subject.sha
+    assert other.folder != subject.folder
+
+
 def test_changed_data_and_models_are_measured_again(counted, subject):
     calls, part = counted
     run_benchmark(part, subject)
     part.files[0].write_text("other")
     run_benchmark(part, subject)
     other = replace(subject)
-    vars(other)["sha"] = subject.sha[::-1]
+    vars(other)["digest"] = subject.digest[::-1]
     run_benchmark(part, other)
     assert len(calls) == 3
 

@@ -21,7 +21,7 @@ from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.configuration import option, split_list
-from metaphrase.io.digests import model_hash
+from metaphrase.io.digests import encoder_digest, model_hash
 from metaphrase.io.environment import install_command
 from metaphrase.mining.margins import Margin, Retrieval
 
@@ -136,15 +136,20 @@ class Subject:
         """Its `model_hash`."""
         return model_hash(self.model)
 
+    @cached_property
+    def digest(self) -> str:
+        """Its `encoder_digest`, which names what is cached."""
+        return encoder_digest(self.model)
+
     @property
     def folder(self) -> Path:
-        """Folder of its cached results, which is named after its digest."""
-        return self.output / self.sha[:12]
+        """Folder of its cached results."""
+        return self.output / self.digest[:12]
 
     @cached_property
     def encode(self) -> Encode:
         """Replaces ``model.encode``; embeds each text once."""
-        return StoredEncoder(self.model, self.output / "embeddings", self.sha).encode
+        return StoredEncoder(self.model, self.output / "embeddings", self.digest).encode
 
     def encoding(self) -> EncodingOptions:
         """How the subject embeds texts."""
