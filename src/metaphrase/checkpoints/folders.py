@@ -88,7 +88,7 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
 def remove_file(folder: Path, name: str) -> None:
     """Delete a file of a checkpoint and its entry in the manifest; the checkpoint stays valid throughout."""
     if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder)
+        manifest = _read(folder)
         if manifest["files"].pop(name, None):
             _write_manifest(folder, manifest)
     (folder / name).unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def checkpoints(output: str | Path) -> list[Path]:
 
 def _is_damaged(folder: Path) -> bool:
     try:
-        read_manifest(folder)
+        _read(folder)
     except NewerCheckpointError:
         return False
     except CheckpointError:
@@ -192,7 +192,7 @@ def verify(folder: Path) -> dict[str, Any]:
         CheckpointError: A file is missing or damaged; the message names it.
         NewerCheckpointError: A later version of the library wrote the checkpoint.
     """
-    manifest = read_manifest(folder)
+    manifest = _read(folder)
     for name, facts in manifest["files"].items():
         try:
             there = file_facts(folder / name)
@@ -218,14 +218,8 @@ def fault_of(folder: Path) -> CheckpointError | None:
     return None
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, whose files have the sizes that it lists.
-
-    Raises:
-        CheckpointError: A file is missing or damaged.
-        NewerCheckpointError: A later version of the library wrote the checkpoint.
-    """
-    folder = Path(folder)
+def _read(folder: Path) -> dict[str, Any]:
+    """Read the manifest and check the sizes of the files that it lists."""
     if not folder.is_dir():
         raise CheckpointError(f"Checkpoint {folder} does not exist.")
     try:
@@ -254,6 +248,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         if size != facts["bytes"]:
             raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {facts['bytes']}.")
     return dict(manifest)
+
+
+def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
+    """The manifest of a verified checkpoint."""
+    return dict(json.loads((Path(checkpoint) / MANIFEST).read_text(encoding="utf-8")))
 
 
 def newest(output: str | Path) -> Path | None:

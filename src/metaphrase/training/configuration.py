@@ -28,6 +28,7 @@ from metaphrase.io.arguments import (
     Ratio,
     check_value,
     check_values,
+    checked,
     hints_of,
 )
 from metaphrase.io.configuration import default_of, did_you_mean, option
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 
 
+@checked
 @dataclass
 class RunOptions:
     """The encoder, its training data and its evaluation data."""
