@@ -12,7 +12,7 @@ from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import SUITES, DataUnavailable, benchmarks, running
-from metaphrase.io.digests import model_hash
+from metaphrase.io.digests import encoder_digest, model_hash
 from metaphrase.publishing.report import render_summary, render_table
 
 
@@ -62,7 +62,8 @@ def loaded(monkeypatch, tmp_path):
 
     monkeypatch.setattr(running, "load_encoder", models.__getitem__)
     monkeypatch.setattr(running, "prepare", prepare)
-    monkeypatch.setattr(benchmarks, "model_hash", lambda model: 16 * f"{model.found:02d}")
+    for digest in ("model_hash", "encoder_digest"):
+        monkeypatch.setattr(benchmarks, digest, lambda model: 16 * f"{model.found:02d}")
     monkeypatch.setattr(running, "encoding_speed", lambda model, **options: 1e-6)
     monkeypatch.chdir(tmp_path)
     return models, prepared
@@ -338,7 +339,7 @@ def test_a_folder_of_folders_is_measured_one_by_one(tiny_encoder_dir, sets, tmp_
     assert found["average"]["score"] == pytest.approx(expected["average"]["mean"]["accuracy"])
     assert results["parts"]["tatoeba"]["data"]["sha256"] != results["parts"]["udhr"]["data"]["sha256"]
     assert results["settings"]["resamples"] == 50
-    folder = tmp_path / "kept" / results["model_hash"][:12]
+    folder = tmp_path / "kept" / encoder_digest(encoder)[:12]
     assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["tatoeba", "udhr"]
     table, printed = capsys.readouterr()
     estimate, rest = printed.split("[1/2]")
