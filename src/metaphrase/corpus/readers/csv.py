@@ -47,7 +47,7 @@ def read_csv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadL
     yield from read_records(rows(), file)
 
 
-class _UnclosedError(Exception):
+class _Unclosed(Exception):
     """A quotation mark is not closed."""
 
 
@@ -66,10 +66,10 @@ def _records(lines: Iterable[_Line], delimiter: str, limit: int) -> Iterator[tup
         while (line := following()) is not None:
             taken.append(line)
             if isinstance(line[1], BadLine) or size > limit:
-                raise _UnclosedError
+                raise _Unclosed
             size += len(line[1].encode())
             yield f"{line[1]}\n"
-        raise _UnclosedError
+        raise _Unclosed
 
     while (line := following()) is not None:
         number, text = line
@@ -79,7 +79,7 @@ def _records(lines: Iterable[_Line], delimiter: str, limit: int) -> Iterator[tup
         taken = [line]
         try:
             yield number, next(csv.reader(chain([f"{text}\n"], texts()), delimiter=delimiter, strict=True))
-        except _UnclosedError:
+        except _Unclosed:
             yield number, BadLine("unclosed quotation mark", f"no other one in the next {limit} readable bytes")
             again.extendleft(reversed(taken[1:]))
         except csv.Error as error:
