@@ -77,7 +77,7 @@ package: $(VENV)/.dev  ## Build the distributions in dist/, check them, and try 
 	$(BIN)/python -m build $(if $(OFFLINE),--no-isolation) --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv build/package
-	$(if $(OFFLINE),$(BIN)/python -c 'import site; print(*site.getsitepackages())' > build/package/offline.pth)
+	$(if $(OFFLINE),$(BIN)/python -c 'import site; print(*site.getsitepackages(), sep="\n")' > build/package/offline.pth)
 	$(if $(OFFLINE),mv build/package/offline.pth build/package/lib/python3.*/site-packages)
 	build/package/bin/python -m pip install --quiet $(if $(OFFLINE),--no-index --no-deps --force-reinstall) \
 		--constraint constraints.txt dist/*.whl
