@@ -453,7 +453,7 @@ def shell(world, index, monkeypatch, tmp_path):
     for path in Path(sys.prefix).iterdir():
         if not path.name.startswith("."):
             (venv / path.name).symlink_to(path)
-    for name in (".installed", ".dev"):
+    for name in (".installed", ".dev", ".all"):
         (venv / name).touch()
         os.utime(venv / name, (2**32, 2**32))
     settings = {"url." + mirror.as_uri() + ".insteadOf": "https://github.com/metaphrase/metaphrase"}

@@ -137,7 +137,7 @@ def test_every_recipe_is_trained(script, argv):
         evidence.train(cell)
     facts = [read_part(cell.folder / "train.json") for cell in evidence.cells]
     assert all(one["encoder_calls"] >= 1 for one in facts)
-    assert len({one["vector"] for one in facts}) == 20
+    assert len({one["vector"] for one in facts}) == len(evidence.cells)
     assert not list((evidence.work / "training").iterdir())
 
 
