@@ -27,6 +27,7 @@ from metaphrase.checkpoints.folders import (
     tidy,
     verify,
 )
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, NonFiniteError, UsageError
 from metaphrase.io.locks import exclusive
 from metaphrase.training.resuming import RunFacts
@@ -384,8 +385,11 @@ def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(make_trainer, m
     (tmp_path / "run").rename(tmp_path / "moved")
     trainer = make_trainer("moved", **options)
     trainer.train(resume_from_checkpoint=True)
-    found = trainer.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-2")
-    fault("A4", "resumed in a folder that was moved: the best checkpoint is found", tried=1, survived=found)
+    best = tmp_path / "moved" / "checkpoint-2"
+    assert trainer.state.best_model_checkpoint == str(best)
+    weights = load_encoder(str(best), device="cpu").state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in trainer.model.state_dict().items())
+    fault("A4", "resumed in a folder that was moved: the best checkpoint is found", tried=1, survived=1)
 
 
 def test_a_measure_for_the_best_checkpoint_that_does_not_exist(make_trainer, monkeypatch):
