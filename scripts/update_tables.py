@@ -491,7 +491,7 @@ def trained_aligner_table(content: dict[str, Any]) -> str:
             "",
             f"`scripts/train_aligner.py`: {content['layers']} layers, {settings['pairs']:,} pairs of each of "
             f"{', '.join(settings['languages'])} with English, rounds of "
-            f"{' and '.join(str(settings['steps'] or one['steps']) for one in rounds)} steps. One run with seed "
+            f"{', '.join(str(settings['steps'] or one['steps']) for one in rounds)} steps. One run with seed "
             f"{settings['seed']}, {hardware_words(content['hardware'])}. Intervals are over sentences.",
         ]
     )

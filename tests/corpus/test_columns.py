@@ -14,6 +14,7 @@ CSV = {
     "plain": "source,target\n" + "".join(f"{source},{target}\n" for source, target in PAIRS),
     "quoted": '"source","target"\n' + "".join(f'"{source}","{target}"\n' for source, target in PAIRS),
     "semicolons": "sw;en\n" + "".join(f"{source};{target}\n" for source, target in PAIRS),
+    "a delimiter for Excel": "sep=|\nsw|en\n" + "".join(f"{source}|{target}\n" for source, target in PAIRS),
     "carriage returns": "source,target\r\n" + "".join(f"{source},{target}\r\n" for source, target in PAIRS),
     "byte order mark": "\ufeffsource,target\n" + "".join(f"{source},{target}\n" for source, target in PAIRS),
     "no header": "".join(f"{source},{target}\n" for source, target in PAIRS),

@@ -11,12 +11,14 @@ def test_pairs_are_drawn_at_random_once(script, tmp_path):
     text = "source\ttarget\n" + "".join(f"mot {at}\tword {at}\n" for at in range(50))
     (tmp_path / "software" / "fr-en.train.tsv.gz").write_bytes(gzip.compress(text.encode()))
     options = script.Options(data=str(tmp_path), languages=["fr"], pairs=10)
+    other = script.write_bitext(options, tmp_path / "other", 1) / "fr-en.train.tsv.gz"
     for _ in range(2):
-        folder = script.write_bitext(options, tmp_path / "bitext")
+        folder = script.write_bitext(options, tmp_path / "bitext", 0)
         header, *rows = gzip.decompress((folder / "fr-en.train.tsv.gz").read_bytes()).decode().splitlines()
         assert header == "source\ttarget"
         assert len(set(rows)) == 10
         assert set(rows) < set(text.splitlines())
+        assert (folder / "fr-en.train.tsv.gz").read_bytes() != other.read_bytes()
         (tmp_path / "software" / "fr-en.train.tsv.gz").unlink(missing_ok=True)  # what is drawn is not drawn again
 
 
@@ -42,4 +44,4 @@ def test_the_table_has_a_column_for_each_gold_set_and_a_row_for_each_encoder(loa
     assert lines[0] == "| encoder | enfr | en-hi |"
     assert lines[2] == "| starter | 6.9 [6.2, 7.7] | 6.9 [6.2, 7.7] |"
     assert lines[4] == "| awesome-align | 4.0 |  |"
-    assert "rounds of 200 and 400 steps" in lines[-1]
+    assert "rounds of 200, 400 steps" in lines[-1]

@@ -404,6 +404,8 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         make_trainer(prompts="query: ")
     with pytest.raises(UsageError, match="neftune_noise_alpha does not apply"):
         make_trainer(neftune_noise_alpha=5.0)
+    with pytest.raises(UsageError, match="label_smoothing_factor does not apply"):
+        make_trainer(label_smoothing_factor=0.1)
 
 
 @pytest.mark.parametrize(

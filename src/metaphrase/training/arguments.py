@@ -131,6 +131,8 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         raise UsageError("Alignment trains without prompts. Remove `prompts` from the training arguments.")
     if args.neftune_noise_alpha is not None:
         raise UsageError("neftune_noise_alpha does not apply to sentence encoders. Omit it.")
+    if args.label_smoothing_factor:
+        raise UsageError("label_smoothing_factor does not apply to alignment. Omit it.")
     size, processes = args.per_device_train_batch_size, args.world_size
     alone = [
         name

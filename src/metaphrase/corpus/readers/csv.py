@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -15,6 +16,8 @@ from metaphrase.exceptions import CorpusError
 
 #: Spreadsheets of languages with a decimal comma separate columns by semicolons.
 _DELIMITERS = (",", ";", "\t")
+#: First line of files that are written for Excel, with the delimiter.
+_SEP = re.compile(r"sep=(.)", re.IGNORECASE)
 
 _Line = tuple[int, str | BadLine]
 
@@ -29,10 +32,15 @@ def read_csv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadL
         raise CorpusError(
             f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line of a CSV is its header."
         )
-    headers = {delimiter: next(_records([first], delimiter, limit))[1] for delimiter in _DELIMITERS}
-    found = [one for one, names in headers.items() if isinstance(names, list) and find_layout(names, file)]
-    records = _records(chain([first], lines), (found or [max(_DELIMITERS, key=first[1].count)])[0], limit)
-    header = next(records)
+    if match := _SEP.fullmatch(first[1]):
+        records = _records(lines, match[1], limit)
+    else:
+        headers = {delimiter: next(_records([first], delimiter, limit))[1] for delimiter in _DELIMITERS}
+        found = [one for one, names in headers.items() if isinstance(names, list) and find_layout(names, file)]
+        records = _records(chain([first], lines), (found or [max(_DELIMITERS, key=first[1].count)])[0], limit)
+    header = next(records, None)
+    if header is None:
+        return
     if isinstance(header[1], BadLine):
         raise CorpusError(f"{file.name}:1: {header[1].reason} ({header[1].detail}).")
     columns = header_columns(header[1], file)

@@ -486,6 +486,8 @@ def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Su
     try:
         found = tasks.evaluate_mteb(subject.model, chosen, folder, name=subject.name, **subject.encoding())
     except OSError as error:
+        if sets is not None:  # not an error of the Hub
+            raise
         raise DataUnavailable(str(error).partition("\n")[0]) from error
     (result,) = found.values()
     groups = complete_groups(STS22_GROUPS if name.startswith("STS22") else {}, result.languages)
