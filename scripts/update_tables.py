@@ -176,8 +176,10 @@ SIDES = ("before", "after")
 #: The directions of retrieval in results.
 DIRECTIONS = ("source_to_target", "target_to_source")
 
-#: Groups of languages with a separate row if a test set contains them.
-GROUPS = ("36", "14", "8", "5", "4")
+#: Groups of languages with a separate row if a test set contains them, and how the row names them.
+GROUPS = {group: f"the {group}" for group in ("36", "14", "8", "5", "4")} | {
+    group: f"languages {group}" for group in ("in XLM-R", "not in XLM-R")
+}
 
 
 def keep_suites(results: Sequence[Path], path: Path) -> None:
@@ -293,7 +295,9 @@ def suites_table(content: dict[str, Any]) -> str:
                 for side in SIDES
             ]
             plural = "s" * (one["languages"] > 1)
-            label = f"{name}, {one['languages']} language{plural}" if group == "average" else f"{name}, the {group}"
+            label = (
+                f"{name}, {one['languages']} language{plural}" if group == "average" else f"{name}, {GROUPS[group]}"
+            )
             add(label, f"{measure}, xx→en / en→xx", cells, test_cells(one) if group == "average" else ["", ""])
     minutes = content["minutes"]
     lines += [
@@ -346,6 +350,9 @@ HEADLINES = {
     "tatoeba": "Tatoeba, retrieval, {languages} languages",
     "xquad-r mAP": "XQuAD-R, answers in one pool of {languages} languages",
     "xquad-r MRR in the question's language": "XQuAD-R, answers in the question's language",
+    "sib200": "SIB-200, retrieval, {languages} languages",
+    "sib200 topics": "SIB-200, topics by a probe, {languages} languages",
+    "tatoeba xsim++": "Tatoeba, retrieval among changed sentences, {languages} languages",
     "udhr": "UDHR, retrieval, {languages} languages",
     "bucc2018-sample sample_oracle": "BUCC 2018 sample, mining",
     "alignment-gold enfr": "English–French, word alignment",
@@ -365,7 +372,7 @@ HEADLINES = {
 
 def headline_table(content: dict[str, Any]) -> str:
     """Format the README's table: one row for each benchmark, gains and losses."""
-    lines = ["| benchmark | measure | starter | demo | difference [95 %] | |", "|---|---|--:|--:|--:|---|"]
+    lines = ["| benchmark | measure | starter | release | difference [95 %] | |", "|---|---|--:|--:|--:|---|"]
     for name, label in HEADLINES.items():
         if (one := content["scores"].get(name)) is None:  # of --transfer probe or of --transfer finetune
             continue

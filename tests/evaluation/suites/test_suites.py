@@ -672,6 +672,14 @@ def test_unavailable_benchmarks_are_not_cached(counted, subject):
     assert not cache_path(broken, subject).exists()
 
 
+def test_a_failure_with_local_data_does_not_skip_the_benchmark(data, subject):
+    (part,), _ = find_benchmarks(data, ["mteb"], SETTINGS)
+    (subject.output / "mteb").parent.mkdir(parents=True)
+    (subject.output / "mteb").write_text("not a folder")
+    with pytest.raises(OSError, match="mteb"):
+        run_benchmark(part, subject)
+
+
 def test_sts22_without_the_hub(data, subject, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     part = next(part for part in find_benchmarks(data, ["sts"], SETTINGS)[0] if part.name == "sts22")

@@ -17,7 +17,7 @@ from metaphrase.exceptions import CorpusError
 #: Spreadsheets of languages with a decimal comma separate columns by semicolons.
 _DELIMITERS = (",", ";", "\t")
 #: First line of files that are written for Excel, with the delimiter.
-_SEP = re.compile(r"sep=(.)", re.IGNORECASE)
+_SEP = re.compile(r"sep=([,;|\t])", re.IGNORECASE)
 
 _Line = tuple[int, str | BadLine]
 
