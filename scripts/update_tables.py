@@ -48,10 +48,6 @@ class Options:
             "each of several suites, with the same two encoders."
         },
     )
-    again: str | None = field(
-        default=None,
-        metadata={"help": "results.json of another training of the release in --suites, for its fine-tuned tasks."},
-    )
     dap_suites: list[str] = field(
         default_factory=list,
         metadata={"help": "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."},
@@ -249,16 +245,6 @@ def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def keep_again(result: Path, path: Path) -> None:
-    """Store the scores that another training of a release has in fine-tuned tasks, next to those of the release."""
-    other = json.loads(result.read_text(encoding="utf-8"))
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    tuned = [name for name, one in kept["scores"].items() if is_fine_tuned(one) and one["test"] is not None]
-    scores = {name: other["scores"][name]["average"]["score"] for name in tuned}
-    kept["again"] = {"hash": other["model_hash"], "versions": other["versions"], "scores": scores}
-    write_results(path, kept, lambda one: {"scores": set(one["scores"])})
-
-
 def is_fine_tuned(one: dict[str, Any]) -> bool:
     """Whether the whole encoder was fine-tuned for a score."""
     return one["protocol"].startswith("small scale:")
@@ -301,7 +287,7 @@ def suites_table(content: dict[str, Any]) -> str:
             add(label, f"{measure}, xx→en / en→xx", cells, test_cells(one) if group == "average" else ["", ""])
     minutes = content["minutes"]
     lines += [
-        *footnotes(lines, content.get("again")),
+        *footnotes(lines),
         "",
         f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and `--suite` "
         f"{', '.join(content['suites'])}, seed "
@@ -352,12 +338,7 @@ HEADLINES = {
     "xquad-r MRR in the question's language": "XQuAD-R, answers in the question's language",
     "sib200": "SIB-200, retrieval, {languages} languages",
     "sib200 topics": "SIB-200, topics by a probe, {languages} languages",
-    "tatoeba xsim++": "Tatoeba, retrieval among changed sentences, {languages} languages",
-    "udhr": "UDHR, retrieval, {languages} languages",
-    "bucc2018-sample sample_oracle": "BUCC 2018 sample, mining",
     "alignment-gold enfr": "English–French, word alignment",
-    "alignment-gold roen": "Romanian–English, word alignment",
-    "wpt05-en-hi": "WPT-05 English–Hindi, word alignment",
     "ud f1": "Universal Dependencies, POS tags, {languages} languages",
     "stsb cross-lingual": "STS-B across languages, {languages} pairs",
     "stsb": "STS-B within a language, {languages} languages",
@@ -383,7 +364,7 @@ def headline_table(content: dict[str, Any]) -> str:
     caption = (
         f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
     )
-    return "\n".join([*lines, *footnotes(lines, content.get("again")), "", caption])
+    return "\n".join([*lines, *footnotes(lines), "", caption])
 
 
 def measure_words(one: dict[str, Any]) -> str:
@@ -413,16 +394,12 @@ def test_cells(one: dict[str, Any]) -> list[str]:
     return [f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", verdict]
 
 
-def footnotes(lines: Sequence[str], again: dict[str, Any] | None) -> list[str]:
+def footnotes(lines: Sequence[str]) -> list[str]:
     """Explain the marks that occur in a table, in a paragraph."""
-    other = ""
-    if again is not None:
-        scores = " and ".join(f"{score:.1f} ({name})" for name, score in again["scores"].items())
-        other = f" A release that was trained and fine-tuned again on another CPU scored {scores}."
     notes = {
         "†": "† No better than predicting the most frequent class: the classifier learned nothing at this scale.",
         "‡": "‡ Measured without its prompt (`query: `), where it scores higher.",
-        "§": "§ Fine-tuned once. The interval covers test items, not the variation between fine-tunings." + other,
+        "§": "§ Fine-tuned once. The interval covers test items, not the variation between fine-tunings.",
     }
     used = [note for mark, note in notes.items() if any(mark in line for line in lines)]
     return ["", " ".join(used)] if used else []
@@ -580,8 +557,6 @@ def store(options: Options) -> None:
     for name, files in (("suites", options.suites), ("suites-dap", options.dap_suites)):
         if files:
             keep_suites([Path(file) for file in files], RESULTS / f"{name}.json")
-    if options.again:
-        keep_again(Path(options.again), RESULTS / "suites.json")
     if options.timed:
         keep_durations([Path(file) for file in options.timed], RESULTS / "durations.json")
     if options.alignment:
