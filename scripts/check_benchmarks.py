@@ -239,7 +239,7 @@ def main(argv: list[str]) -> int:
         print(json.dumps(found, indent=1))
     try:
         return int(sum(compare(found, json.loads(read(path))) for path in arguments.results) > 0)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(f"check_benchmarks: {error}", file=sys.stderr)
         return 2
 

@@ -73,6 +73,9 @@ def test_scores_equal_those_of_the_package(scripts, data, tiny_encoder, tiny_enc
     results.write_text('{"scores": {"stsb": {}}}')
     assert check.main(command) == 2
     assert "no score in common: found sib200 topics" in capsys.readouterr().err
+    results.unlink()
+    assert check.main(command) == 2
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_topics_are_measured_on_the_test_split(scripts, tmp_path):
