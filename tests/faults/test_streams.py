@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import re
 import signal
@@ -117,6 +118,40 @@ def test_a_dead_worker_ends_the_run_with_its_number(make_trainer, full_bitext, t
     with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(?s?\)? \d+\).*lower --dataloader_num_workers"):
         trainer.train()
     fault("E3", "a data loader worker dies", tried=1, survived=1)
+
+
+def dies_when(rows, flag):
+    for at, row in enumerate(rows):
+        if at == 16:
+            while not Path(flag).exists():
+                time.sleep(0.01)
+            os._exit(3)
+        yield row
+
+
+@pytest.mark.timeout(100)
+def test_a_worker_that_dies_while_a_checkpoint_is_written_ends_the_run(
+    make_trainer, full_bitext, tmp_path, monkeypatch
+):
+    """Sentence-transformers catches every exception while it writes the model card."""
+    given = {"rows": tuple(full_bitext), "flag": str(tmp_path / "saving")}
+    broken = IterableDataset.from_generator(
+        dies_when, gen_kwargs=given, features=Dataset.from_list(full_bitext).features
+    )
+    trainer = make_trainer(dataset=broken, dataloader_num_workers=1, dataloader_prefetch_factor=1, save_steps=1)
+    workers = []
+
+    def card_after_death(model):
+        workers.extend(multiprocessing.active_children())
+        (tmp_path / "saving").touch()
+        os.waitid(os.P_PID, workers[0].pid, os.WEXITED | os.WNOWAIT)  # the error is raised here if it is not delayed
+        return "a card"
+
+    monkeypatch.setattr("sentence_transformers.base.model.generate_model_card", card_after_death)
+    with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(?s?\)? \d+\).*checkpoint-1"):
+        trainer.train()
+    assert len(workers) == 1
+    verify(tmp_path / "run" / "checkpoint-1")
 
 
 def is_killed(rows, passed):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -86,6 +88,10 @@ class AtomicCheckpoints(Trainer):
         return str(self._staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with delayed_worker_errors():
+            self._write_checkpoint(model, trial)
+
+    def _write_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint to a staging folder and move it into place."""
         output = Path(self._get_output_dir(trial))
         place = output / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -108,8 +114,6 @@ class AtomicCheckpoints(Trainer):
             self._wait()
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
-            if str(error).startswith("DataLoader worker"):  # a worker died meanwhile, which torch raises anywhere
-                raise
             free = format_size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
             raise CheckpointError(
                 f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint needs about "
@@ -130,6 +134,27 @@ class AtomicCheckpoints(Trainer):
         saved = self._saved()
         weights = sum(value.nbytes for value in saved.state_dict().values())
         return weights, 2 * sum(p.nbytes for p in saved.parameters() if p.requires_grad)
+
+
+@contextmanager
+def delayed_worker_errors() -> Iterator[None]:
+    """Raise the error of a data loader worker that dies within the block at its end.
+
+    Torch raises it once, at any line of the main thread. Code that catches all exceptions would lose it, as
+    sentence-transformers does when it writes a model card, and training would wait until ``dataloader_timeout``.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ended: list[Any] = []
+    signal.signal(signal.SIGCHLD, lambda number, frame: ended.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    if ended:
+        handler(signal.SIGCHLD, ended[-1])
 
 
 @contextmanager
