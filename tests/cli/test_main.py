@@ -72,6 +72,35 @@ def test_the_config_is_printed_whatever_the_output(flags, capsys):
     assert capsys.readouterr().out == "show: dap\n"
 
 
+def test_the_home_folder_may_be_abbreviated(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tmp_path / "c.yaml"
+    config.write_text("names: [~/a.tsv, b~/c]\ntext: ~/é x\n")
+    (options,) = parse("x", [Options], ["--config", "~/c.yaml"])
+    assert (options.names, options.text) == ([f"{tmp_path}/a.tsv", "b~/c"], f"{tmp_path}/é x")
+    assert RunConfig(output_dir="~/run").output_dir == f"{tmp_path}/run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["push", "--repo", "a/b", "runs/sw"],
+            "Arguments without an option come first: metaphrase push PATH [OPTIONS].",
+        ),
+        (
+            ["align", "-o", "x.tsv", "a.tsv"],
+            "Arguments without an option come first: metaphrase align FILES [OPTIONS].",
+        ),
+        (["pull", "starter"], "Arguments without an option come first: metaphrase pull MODEL OUTPUT_DIR [OPTIONS]."),
+        (["train", "a.tsv"], "unrecognized arguments: a.tsv. See"),
+    ],
+)
+def test_arguments_in_the_wrong_order_are_explained(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["012", "1e3", "1_000", "2026-01-31", "12:30"])
 def test_text_that_looks_like_a_number_is_kept(tmp_path, word):
     config = tmp_path / "c.yaml"

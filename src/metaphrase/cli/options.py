@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -95,13 +96,21 @@ class _ShortHelp(_Help):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises :class:`UsageError` instead of exiting."""
+    """Raises :class:`UsageError` instead of exiting.
+
+    Attributes:
+        first: Names of the options whose values may come first, without a flag.
+    """
+
+    first: Sequence[str] = ()
 
     def error(self, message: str) -> Any:
         """Refuse the command line; arguments without a flag are only read before the first flag."""
-        shown = "arguments are required" in message and str(self.description).startswith(f"{self.prog} ")
-        usage = f" Usage: {self.description}." if shown else ""
-        raise UsageError(f"{message}.{usage} See `{self.prog} --help`.")
+        order = ""
+        if self.first and re.match(r"the following arguments are required|unrecognized arguments: [^-]", message):
+            names = " ".join(name.upper() for name in self.first)
+            order = f" Arguments without an option come first: {self.prog} {names} [OPTIONS]."
+        raise UsageError(f"{message}.{order} See `{self.prog} --help`.")
 
     def options(self) -> list[argparse.Action]:
         """The options added so far, without ``--help``."""
@@ -170,6 +179,7 @@ def parse(
         allow_abbrev=False,
         add_help=False,
     )
+    parser.first = first
     groups = _add_groups(parser, leading or {})
     for cls in types:
         add_options(parser, cls, groups)
@@ -180,7 +190,7 @@ def parse(
         _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
     parser.check_flags(argv, known)
     path = _config_path(prog, argv)
-    content = Keys() if path is None else _read_config(Path(path), known)
+    content = Keys() if path is None else _read_config(Path(path).expanduser(), known)
     options = {**(defaults or {}), **content}
     for action in own:
         if action.dest in options:
@@ -189,6 +199,8 @@ def parse(
     parser.set_defaults(**options)
     namespace = parser.parse_args(list(argv))
     _check_values(types, namespace, content, argv)
+    for action in own:  # a shell expands ~ only where a word starts with it
+        setattr(namespace, action.dest, _with_home(getattr(namespace, action.dest, None)))
     if is_command:
         configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
     if hasattr(namespace, "flag --print-config") and not peek:
@@ -196,6 +208,13 @@ def parse(
         raise SystemExit(0)
     check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
     return tuple(cls(**{option.name: getattr(namespace, option.name) for option in options_of(cls)}) for cls in types)
+
+
+def _with_home(value: Any) -> Any:
+    """Replace the ``~`` of paths by the home folder."""
+    if isinstance(value, list):
+        return [_with_home(item) for item in value]
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _check_values(
