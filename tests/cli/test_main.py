@@ -227,12 +227,21 @@ def test_help_leads_with_the_options_that_people_use(command, capsys):
         assert stop.value.code == 0
         text = capsys.readouterr().out.split("examples:")[0]
         shown[flag] = re.findall(r"^  --(\w+)", text, re.MULTILINE)
-        assert len(text.splitlines()) < 56 or flag == "--help-all"  # examples and exit status follow
+        assert len(text.splitlines()) < 60 or flag == "--help-all"  # examples and exit status follow
     leading = [name for group in LEADING.values() for name in group if name != "seeds" or command == "train"]
     assert shown["--help"][: len(leading)] == leading
     assert len(shown["--help"]) < 30
     assert "adam_beta1" in shown["--help-all"]
     assert {option.name for option in fields(RunConfig)} <= set(shown["--help-all"])
+
+
+def test_help_fits_the_terminal_and_explains_opposites(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["push", "--help"])
+    options = capsys.readouterr().out.partition("examples:")[0]
+    assert max(map(len, options.splitlines())) <= 80
+    assert re.search(r"--no_check +Turn --check off\.", options)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

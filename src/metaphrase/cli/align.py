@@ -21,7 +21,7 @@ from metaphrase.exceptions import UsageError
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.work_folders import work_folder_of
 
-DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV"
+DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV, links the words of a bitext."
 
 EXAMPLES = (
     "metaphrase align pairs.tsv -o aligned.parquet --source_lang sw",

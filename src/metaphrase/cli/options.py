@@ -16,6 +16,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import date
 from enum import Enum
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -173,7 +175,7 @@ def parse(
     parser = Parser(
         prog=prog,
         usage=f"{prog} [OPTIONS]",
-        description=description,
+        description=description and fill(description, max(40, get_terminal_size().columns - 2)),
         epilog=_epilog(examples, is_command),
         formatter_class=_Help if leading is None or "--help-all" in argv else _ShortHelp,
         allow_abbrev=False,
@@ -413,7 +415,7 @@ def _add_option(parser: Any, option: Field[Any], kind: Any) -> None:
         if default is True:
             opposite = [f"--no{'-' if '-' in name[2:] else '_'}{name[2:]}" for name in names if name.startswith("--")]
             opposite += [f"--no-{option.name}"] if "_" not in option.name else []
-            settings = {"help": settings.get("help"), "default": argparse.SUPPRESS}
+            settings = {"help": f"Turn {names[0]} off.", "default": argparse.SUPPRESS}
             parser.add_argument(*opposite, action="store_false", dest=option.name, **settings)
     elif get_origin(kind) is list:
         parser.add_argument(*names, type=get_args(kind)[0], nargs="+", **settings)
