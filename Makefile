@@ -15,7 +15,7 @@ OFFLINE ?=
 .PHONY: help install demo model test test-long test-portable test-all check style package docs ablations bench bench-quick bench-gpu clean
 
 help:  ## Show this help
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 install: $(INSTALLED)  ## Install the package and its test dependencies into .venv, with the tested versions
 

@@ -4,6 +4,7 @@
 # LAFAND contains sw-en.train.tsv.gz (LAFAND-MT), SOFTWARE xx-en.train.tsv.gz of Basque and Kazakh (translations inside free
 # software). Each file starts with the header `source target`. An interrupted run resumes.
 set -euo pipefail
+(($# >= 2)) || { sed -n 's/^# //p' "$0" >&2; exit 2; }
 bin=${BIN-.venv/bin/}  # BIN= uses the commands on PATH
 lafand=$1 software=$2 output=${3:-out/my-language}
 mkdir -p "$output"

@@ -3,6 +3,7 @@
 #   scripts/swahili.sh LAFAND TATOEBA [OUTPUT]
 # LAFAND contains sw-en.{train,test}.tsv.gz (LAFAND-MT), TATOEBA contains sw-en.tsv.gz (Tatoeba v1 of LASER).
 set -euo pipefail
+(($# >= 2)) || { sed -n 's/^# //p' "$0" >&2; exit 2; }
 bin=${BIN-.venv/bin/}  # BIN= uses the commands on PATH
 lafand=$1 tatoeba=$2 output=${3:-out/swahili}
 "$bin"metaphrase train --recipe dap --model starter --corpus "$lafand/sw-en.train.tsv.gz" --languages sw \

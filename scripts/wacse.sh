@@ -3,6 +3,7 @@
 #   scripts/wacse.sh LAFAND [OUTPUT]
 # LAFAND contains sw-en.train.tsv.gz (LAFAND-MT). Stores the speed and coverage of the aligner for docs/word_alignment.md.
 set -euo pipefail
+(($# >= 1)) || { sed -n 's/^# //p' "$0" >&2; exit 2; }
 bin=${BIN-.venv/bin/}  # BIN= uses the commands on PATH
 lafand=$1 output=${2:-out/wacse}
 mkdir -p "$output"

@@ -84,4 +84,6 @@ def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_st
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:5], *map(int, sys.argv[5:]))

@@ -68,6 +68,11 @@ def failure(arguments, capsys):
 # -------------------------------------------------------------------------------------------------------------- filter
 
 
+def test_quiet_lines_are_the_same_lines(filtered):
+    lines = ["mbwa analala\tdog sleeps", "paka\tcat"]
+    assert filtered(lines, "--quiet") == filtered(lines)
+
+
 def test_a_header_gets_columns(filtered):
     out = filtered(["id\tsource\ttarget", *(f"{i}\t{line}" for i, line in enumerate(LINES))])
     assert out[0] == "id\tsource\ttarget\talignment\talignment_scores"

@@ -1,4 +1,5 @@
 import argparse
+import io
 import json
 import logging
 import os
@@ -8,6 +9,7 @@ import sys
 import types
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -19,7 +21,7 @@ from metaphrase.cli.options import FLAGS, add_options
 from metaphrase.cli.output import session
 from metaphrase.cli.runs import LEADING
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.exceptions import MissingExtraError
+from metaphrase.exceptions import MissingExtraError, MissingFileError
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
@@ -58,6 +60,54 @@ def test_an_unquoted_no_is_norwegian(tmp_path):
     assert (options.text, options.flag) == ("no", True)
 
 
+def test_an_empty_name_of_a_config_is_an_error():
+    with pytest.raises(MissingFileError, match="does not exist"):
+        parse("x", [Options], ["--config", ""])
+
+
+@pytest.mark.parametrize("flags", [["--quiet"], ["--json"]])
+def test_the_config_is_printed_whatever_the_output(flags, capsys):
+    with pytest.raises(SystemExit):
+        main(["recipes", "dap", "--print-config", *flags])
+    assert capsys.readouterr().out == "show: dap\n"
+
+
+def test_the_home_folder_may_be_abbreviated(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tmp_path / "c.yaml"
+    config.write_text("names: [~/a.tsv, b~/c]\ntext: ~/é x\n")
+    (options,) = parse("x", [Options], ["--config", "~/c.yaml"])
+    assert (options.names, options.text) == ([f"{tmp_path}/a.tsv", "b~/c"], f"{tmp_path}/é x")
+    assert RunConfig(output_dir="~/run").output_dir == f"{tmp_path}/run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["push", "--repo", "a/b", "runs/sw"],
+            "Arguments without an option come first: metaphrase push PATH [OPTIONS].",
+        ),
+        (
+            ["align", "-o", "x.tsv", "a.tsv"],
+            "Arguments without an option come first: metaphrase align FILES [OPTIONS].",
+        ),
+        (["pull", "starter"], "Arguments without an option come first: metaphrase pull MODEL OUTPUT_DIR [OPTIONS]."),
+        (["train", "a.tsv"], "unrecognized arguments: a.tsv. See"),
+    ],
+)
+def test_arguments_in_the_wrong_order_are_explained(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["012", "1e3", "1_000", "2026-01-31", "12:30"])
+def test_text_that_looks_like_a_number_is_kept(tmp_path, word):
+    config = tmp_path / "c.yaml"
+    config.write_text(f"text: {word}\n")
+    assert parse("x", [Options], ["--config", str(config)])[0].text == word
+
+
 def test_a_word_stands_for_a_list_of_one(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("names: sw\n")
@@ -91,6 +141,8 @@ def test_wrong_flags_say_what_is_wrong(arguments, message):
         ("steps: [1, 2]", r"c.yaml:1:1: 'steps' must be a whole number, but is \['1', '2'\]"),
         ("steps: {a: 1}", "must be a whole number"),
         ("steps: true", "must be a whole number"),
+        ("steps: many", "c.yaml:1:1: 'steps' must be a whole number, but is 'many'"),
+        ("flag: perhaps", "c.yaml:1:1: 'flag' must be true or false, but is 'perhaps'"),
         ("kind: smal", r"must be one of small, large, but is 'smal' .did you mean 'small'"),
         ("!!python/name:os.system x: 1", "not valid YAML"),
     ],
@@ -175,12 +227,21 @@ def test_help_leads_with_the_options_that_people_use(command, capsys):
         assert stop.value.code == 0
         text = capsys.readouterr().out.split("examples:")[0]
         shown[flag] = re.findall(r"^  --(\w+)", text, re.MULTILINE)
-        assert len(text.splitlines()) < 56 or flag == "--help-all"  # examples and exit status follow
+        assert len(text.splitlines()) < 60 or flag == "--help-all"  # examples and exit status follow
     leading = [name for group in LEADING.values() for name in group if name != "seeds" or command == "train"]
     assert shown["--help"][: len(leading)] == leading
     assert len(shown["--help"]) < 30
     assert "adam_beta1" in shown["--help-all"]
     assert {option.name for option in fields(RunConfig)} <= set(shown["--help-all"])
+
+
+def test_help_fits_the_terminal_and_explains_opposites(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["push", "--help"])
+    options = capsys.readouterr().out.partition("examples:")[0]
+    assert max(map(len, options.splitlines())) <= 80
+    assert re.search(r"--no_check +Turn --check off\.", options)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -333,19 +394,68 @@ def test_an_interrupt_is_130(command, capsys):
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
-@pytest.mark.parametrize("flags", [["--json"], ["--json", "-q"], []])
-def test_a_reader_that_has_seen_enough_is_no_error(flags):
-    code = f"import sys; from metaphrase.cli import main; sys.exit(main(['recipes', *{flags}]))"
+def metaphrase(*arguments, stdout):
+    """Run the command line in a process whose stdout is buffered."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "metaphrase", *arguments]
+    return subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["recipes", "--json"], ["recipes", "--json", "-q"], ["recipes"], ["recipes", "--help"], ["--version"]],
+)
+def test_a_reader_that_has_seen_enough_is_no_error(arguments):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = metaphrase(*arguments, stdout=write)
     os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_another_broken_pipe_is_an_error(command, capfd):
+    command(fails(BrokenPipeError(32, "Broken pipe")))
+    assert main(["try"]) == 2
+    assert capfd.readouterr().err == "metaphrase try: [Errno 32] Broken pipe\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "--help"], ["--help"]])
+def test_a_result_that_cannot_be_written_is_an_error(arguments):
+    with Path("/dev/full").open("w") as full:
+        done = metaphrase(*arguments, stdout=full)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["recipes"], 0), (["recipes", "nope"], 2), (["--help"], 0)])
+def test_closed_streams_are_no_bug(arguments, status):
+    code = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, sys.argv[1:])"
+    command = [sys.executable, "-m", "metaphrase", *arguments]
+    assert subprocess.run([sys.executable, "-c", code, *command], check=False).returncode == status
+
+
+@pytest.mark.parametrize("flags", [["--json"], []])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_characters_that_stdout_does_not_have_are_escaped(command, monkeypatch, encoding, flags):
+    result = {"file": "\udcffé → 𝛼.tsv"}
+
+    def run(argv):
+        parse("metaphrase try", [Options], argv)
+        emit(result, result["file"])
+        return 0
+
+    command(run)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert main(["try", *flags]) == 0
+    assert not flags or json.loads(written.getvalue().decode(encoding)) == result
 
 
 def test_unknown_options_before_the_command(capsys):
     assert main(["--halp"]) == 2
-    assert "Unknown option '--halp' (did you mean '--help'?)" in capsys.readouterr().err
+    assert "Expected a command first, got '--halp' (did you mean '--help'?)" in capsys.readouterr().err
+    assert main(["--config", "run.yaml", "train"]) == 2
+    assert "Expected a command first, got '--config'." in capsys.readouterr().err
     assert main(["recipes", "--jsno"]) == 2
     assert "Unknown option --jsno (did you mean 'json'?)" in capsys.readouterr().err
 

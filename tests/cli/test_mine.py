@@ -257,10 +257,10 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["{de}"], "--target"),
-        (["-o", "{d}/x.tsv", "{de}", "{en}"], "Usage: metaphrase mine SOURCE TARGET -o OUT. See"),
+        (["-o", "{d}/x.tsv", "{de}", "{en}"], "come first: metaphrase mine SOURCE TARGET [OPTIONS]. See"),
         (["{de}", "{en}"], "-o"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--search_device", "gpu"], "--search_device gpu cannot be used"),
-        (["{de}", "{en}", "{en}", "-o", "{d}/x.tsv"], "Expected two texts"),
+        (["{de}", "{en}", "{en}", "-o", "{d}/x.tsv"], "come first: metaphrase mine SOURCE TARGET [OPTIONS]. See"),
         (["{de}", "{en}", "-o", "{d}/x.csv"], "the format is unknown"),
         (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "does not exist"),
         (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The 2 lines of the source contain no sentences"),

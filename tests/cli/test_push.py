@@ -56,7 +56,7 @@ def test_a_file_is_a_corpus(pushed, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--repo", "acme/sw"], "Name a run's folder or a corpus first"),
+        (["--repo", "acme/sw"], "come first: metaphrase push PATH"),
         (["out/sw"], "--repo"),
         (["out/sw", "--repo", "acme/sw", "--token", "hf_x"], "Unknown option --token"),
     ],

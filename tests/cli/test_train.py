@@ -362,6 +362,14 @@ def test_the_tutorial_runs(tiny_encoder_dir, bitext_file, tmp_path):
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)
 
 
+@pytest.mark.parametrize("name", ["dap", pytest.param("amber", marks=pytest.mark.slow)])
+def test_a_tutorial_without_arguments_shows_its_usage(name):
+    done = run_python(ROOT / "trainers" / f"{name}.py", "--help")
+    assert done.returncode == 1
+    assert f"python trainers/{name}.py sw-en.tsv.gz" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_training_program_is_the_command():
     done = run_python(ROOT / "trainers" / "train.py", "--help")
     assert "usage: python trainers/train.py" in done.stdout

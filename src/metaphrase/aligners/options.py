@@ -34,6 +34,7 @@ class AlignOptions(BitextOptions):
         "Bitext to align: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the "
         "first arguments. '-' or no files: lines of stdin, 'source<TAB>target', with or without a header, or "
         "'a b ||| x y'.",
+        first=True,
     )
     output: str | None = option(
         None,

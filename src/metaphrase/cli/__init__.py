@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import platform
+import select
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import TextIO
 
 from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
-from metaphrase.cli.output import emit, is_json, is_quiet, notes, session, show_progress
+from metaphrase.cli.output import emit, is_json, is_quiet, notes, result_stream, session, show_progress
 from metaphrase.exceptions import MetaphraseError, UsageError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.environment import versions
@@ -78,34 +81,65 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [token for token in given if token in (*FLAGS, "-q")]
     arguments = [token for token in given if token not in flags]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0
-    if arguments[0] == "--version":
-        from metaphrase import __version__
-
-        print(__version__)
-        return 0
-    name = arguments.pop(0)
+    name = arguments.pop(0) if arguments else "--help"
+    _open_closed_streams()
+    stdout = sys.stdout  # a command redirects it
     _spin_briefly()
     with session():
         try:
-            if name not in COMMANDS:
-                kind = "option" if name.startswith("-") else "command"
-                near = did_you_mean(name, [*FLAGS, "--help", "--version"] if kind == "option" else COMMANDS)
-                raise UsageError(f"Unknown {kind} {name!r}{near}. See `metaphrase --help`.")
-            command = import_module(f"metaphrase.cli.{name}")
-            if (torch := sys.modules.get("torch")) is not None:
-                torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers
-            return int(command.run([*arguments, *flags]))
+            return _run(name, [*arguments, *flags])
         except KeyboardInterrupt:
             print("Interrupted.", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # the process that reads stdout has closed it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except Exception as error:
-            return _answer_for(error, name, show=bool("--traceback" in flags or os.environ.get("METAPHRASE_DEBUG")))
+            if isinstance(error, BrokenPipeError) and _is_reader_gone(stdout):
+                status = 0
+            else:
+                show = "--traceback" in flags or bool(os.environ.get("METAPHRASE_DEBUG"))
+                status = _answer_for(error, name, show=show)
+            try:
+                stdout.flush()
+            except OSError:  # the rest cannot be written when Python exits either
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
+            return status
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    """Run a command, or print the help or the version. Errors of stdout are raised here, not when Python exits."""
+    if name in ("-h", "--help", "--version"):
+        from metaphrase import __version__
+
+        print(__version__ if name == "--version" else USAGE.rstrip("\n"), flush=True)
+        return 0
+    if name.startswith("-"):
+        near = did_you_mean(name, ["--help", "--version"])
+        raise UsageError(f"Expected a command first, got {name!r}{near}. See `metaphrase --help`.")
+    if name not in COMMANDS:
+        raise UsageError(f"Unknown command {name!r}{did_you_mean(name, COMMANDS)}. See `metaphrase --help`.")
+    command = import_module(f"metaphrase.cli.{name}")
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers
+    try:
+        return int(command.run(arguments))
+    except SystemExit:  # of --help
+        result_stream().flush()
+        raise
+
+
+def _is_reader_gone(stdout: TextIO) -> bool:
+    """Whether the process that reads stdout has closed it; otherwise, another pipe is broken, such as that of a worker."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    poll = select.poll()
+    poll.register(stdout.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that the caller has closed: they are None, and the next files would get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
 
 
 def _spin_briefly() -> None:

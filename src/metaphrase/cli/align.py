@@ -15,13 +15,13 @@ from metaphrase.aligners.linking import AlignmentReport
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files, align_lines
 from metaphrase.cli.options import leading_values, parse
-from metaphrase.cli.output import emit, is_json, notes, show_progress
+from metaphrase.cli.output import emit, is_json, notes, result_stream, show_progress
 from metaphrase.corpus.codes import split_languages
 from metaphrase.exceptions import UsageError
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.work_folders import work_folder_of
 
-DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV"
+DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV, links the words of a bitext."
 
 EXAMPLES = (
     "metaphrase align pairs.tsv -o aligned.parquet --source_lang sw",
@@ -112,8 +112,9 @@ def _summary_table(report: AlignmentReport) -> Table:
 def _open_output(output: str | None) -> Iterator[BinaryIO]:
     """Stdout, or a file that exists only once it is complete and that no other process writes."""
     if output is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        stdout = result_stream().buffer
+        yield stdout
+        stdout.flush()
         return
     path = Path(output)
     with work_folder_of(path), replacing(path) as partial, partial.open("wb") as raw:

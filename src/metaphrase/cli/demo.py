@@ -12,9 +12,8 @@ from metaphrase.training.demo import demo_settings
 from metaphrase.training.run import TrainingRun
 
 DESCRIPTION = (
-    "Train an encoder on the bundled bitext of eight languages, by default with the recipe metaphrase. The encoder is "
-    "measured before and after training, on the bundled test sets and on the Universal Declaration of Human Rights in these "
-    "and in 20 other languages (--retention_languages all: in 86). Takes all options of `metaphrase train`."
+    "Train an encoder on the bundled bitext of eight languages, and measure it before and after training, in these and in "
+    "20 other languages. Takes all options of `metaphrase train`."
 )
 EXAMPLES = (
     "metaphrase demo",

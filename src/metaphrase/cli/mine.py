@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from metaphrase.cli.options import leading_values, parse
+from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
 from metaphrase.cli.pushing import PushPairsOptions
-from metaphrase.exceptions import UsageError
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 
 if TYPE_CHECKING:
     from metaphrase.mining.workflow import MiningResult
 
-DESCRIPTION = "metaphrase mine SOURCE TARGET -o OUT"
+DESCRIPTION = "metaphrase mine SOURCE TARGET -o OUT finds the translations in two monolingual texts."
 EXAMPLES = (
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz",
     "metaphrase mine a.txt b.txt --source_lang sw --target_lang en -o mined.parquet --threshold auto --json",
@@ -26,14 +25,10 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Mine, write the pairs, and describe them."""
-    texts, others = leading_values(argv)
-    if len(texts) > 2:
-        raise UsageError(f"Expected two texts, SOURCE and TARGET, got {len(texts)}. See `metaphrase mine --help`.")
-    flags = [part for pair in zip(("--source", "--target"), texts, strict=False) for part in pair]
     options, search, engine, hub = parse(
         "metaphrase mine",
         [MiningOptions, SearchOptions, EngineOptions, PushPairsOptions],
-        [*flags, *others],
+        argv,
         description=DESCRIPTION,
         examples=EXAMPLES,
     )

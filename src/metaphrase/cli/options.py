@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import reprlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import date
 from enum import Enum
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from metaphrase.cli.output import configure
+from metaphrase.cli.output import configure, result_stream
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.arguments import check_value, hints_of, is_limited, is_of_type
-from metaphrase.io.configuration import default_of, did_you_mean, place, plain, read_yaml
+from metaphrase.io.configuration import Keys, default_of, did_you_mean, place, plain, read_yaml
 from metaphrase.io.outputs import check_files
 
 
@@ -61,7 +64,6 @@ _LIBRARIES = ("transformers", "sentence_transformers")
 
 #: Types of values in a file that cannot be written as one word of a command line.
 _NO_WORDS = (list, dict, set, bytes, NoneType)
-_WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -96,13 +98,21 @@ class _ShortHelp(_Help):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises :class:`UsageError` instead of exiting."""
+    """Raises :class:`UsageError` instead of exiting.
+
+    Attributes:
+        first: Names of the options whose values may come first, without a flag.
+    """
+
+    first: Sequence[str] = ()
 
     def error(self, message: str) -> Any:
         """Refuse the command line; arguments without a flag are only read before the first flag."""
-        shown = "arguments are required" in message and str(self.description).startswith(f"{self.prog} ")
-        usage = f" Usage: {self.description}." if shown else ""
-        raise UsageError(f"{message}.{usage} See `{self.prog} --help`.")
+        order = ""
+        if self.first and re.match(r"the following arguments are required|unrecognized arguments: [^-]", message):
+            names = " ".join(name.upper() for name in self.first)
+            order = f" Arguments without an option come first: {self.prog} {names} [OPTIONS]."
+        raise UsageError(f"{message}.{order} See `{self.prog} --help`.")
 
     def options(self) -> list[argparse.Action]:
         """The options added so far, without ``--help``."""
@@ -165,12 +175,13 @@ def parse(
     parser = Parser(
         prog=prog,
         usage=f"{prog} [OPTIONS]",
-        description=description,
+        description=description and fill(description, max(40, get_terminal_size().columns - 2)),
         epilog=_epilog(examples, is_command),
         formatter_class=_Help if leading is None or "--help-all" in argv else _ShortHelp,
         allow_abbrev=False,
         add_help=False,
     )
+    parser.first = first
     groups = _add_groups(parser, leading or {})
     for cls in types:
         add_options(parser, cls, groups)
@@ -181,22 +192,31 @@ def parse(
         _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
     parser.check_flags(argv, known)
     path = _config_path(prog, argv)
-    content = _read_config(Path(path), known) if path else {}
+    content = Keys() if path is None else _read_config(Path(path).expanduser(), known)
     options = {**(defaults or {}), **content}
     for action in own:
         if action.dest in options:
             action.required = False
-            options[action.dest] = _as_given(action, options[action.dest], place(content, action.dest))
+            options[action.dest] = _as_given(action, options[action.dest], content)
     parser.set_defaults(**options)
     namespace = parser.parse_args(list(argv))
     _check_values(types, namespace, content, argv)
+    for action in own:  # a shell expands ~ only where a word starts with it
+        setattr(namespace, action.dest, _with_home(getattr(namespace, action.dest, None)))
     if is_command:
         configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
     if hasattr(namespace, "flag --print-config") and not peek:
-        yaml.safe_dump(effective(types, namespace), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+        yaml.safe_dump(effective(types, namespace), result_stream(), sort_keys=False, allow_unicode=True, width=120)
         raise SystemExit(0)
     check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
     return tuple(cls(**{option.name: getattr(namespace, option.name) for option in options_of(cls)}) for cls in types)
+
+
+def _with_home(value: Any) -> Any:
+    """Replace the ``~`` of paths by the home folder."""
+    if isinstance(value, list):
+        return [_with_home(item) for item in value]
+    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _check_values(
@@ -270,11 +290,11 @@ def _config_path(prog: str, arguments: Sequence[str]) -> str | None:
     return paths[0] if paths else None
 
 
-def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:
+def _read_config(path: Path, known: Iterable[str]) -> Keys:
     content = read_yaml(path)
     if content is None:
-        return {}
-    if not isinstance(content, dict):
+        return Keys()
+    if not isinstance(content, Keys):
         raise ConfigError(f"{path} should hold options as keys and values, but holds {type(content).__name__}.")
     for key in content:
         if key not in known:
@@ -282,7 +302,7 @@ def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:
     return content
 
 
-def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
+def _as_given(action: argparse.Action, value: Any, content: Keys) -> Any:
     """Convert a value of a file to the value that the command line would produce."""
     if value is not None and action.nargs == "+" and not isinstance(value, list):
         value = [value]
@@ -292,15 +312,27 @@ def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
     wrong |= isinstance(value, dict) and action.type is not str
     wrong |= isinstance(value, bool) and action.type in (int, float)
     wrong |= isinstance(value, float) and action.type is int
+    wrong |= isinstance(value, str) and not _is_read_by(action.type, value)
     if wrong or (action.choices and value is not None and str(value) not in map(str, action.choices)):
         wanted = (
             f"one of {', '.join(map(str, action.choices))}" if action.choices else _WORDS.get(action.type, "one word")
         )
         hint = did_you_mean(str(value), map(str, action.choices)) if action.choices else ""
+        where = place(content, action.dest)
         raise ConfigError(f"{where}{action.dest!r} must be {wanted}, but is {reprlib.repr(plain(value))}{hint}.")
+    if action.type is str and isinstance(value, int | float | date) and not isinstance(value, bool):
+        return content.words.get(action.dest, str(value))  # 012 and 1e3 are numbers to YAML
     if action.type is not None and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return value
+
+
+def _is_read_by(kind: Any, text: str) -> bool:
+    """Whether the type of an option reads a text."""
+    try:
+        return kind is None or kind(text) is not None
+    except (ValueError, argparse.ArgumentTypeError):
+        return False
 
 
 def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str, Any]:
@@ -383,7 +415,7 @@ def _add_option(parser: Any, option: Field[Any], kind: Any) -> None:
         if default is True:
             opposite = [f"--no{'-' if '-' in name[2:] else '_'}{name[2:]}" for name in names if name.startswith("--")]
             opposite += [f"--no-{option.name}"] if "_" not in option.name else []
-            settings = {"help": settings.get("help"), "default": argparse.SUPPRESS}
+            settings = {"help": f"Turn {names[0]} off.", "default": argparse.SUPPRESS}
             parser.add_argument(*opposite, action="store_false", dest=option.name, **settings)
     elif get_origin(kind) is list:
         parser.add_argument(*names, type=get_args(kind)[0], nargs="+", **settings)
@@ -410,3 +442,7 @@ def _truth(text: str | bool) -> bool:
     if text.lower() in ("no", "false", "f", "n", "0"):
         return False
     raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+
+
+#: What an option of a type takes, in words.
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", _truth: "true or false"}

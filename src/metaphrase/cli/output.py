@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -45,7 +46,10 @@ _output = _Output()
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Scope of one command; restores stdout, logging and warnings at the end."""
+    """Scope of one command; restores stdout, logging and warnings at the end.
+
+    Characters that the encoding of stdout does not have are escaped.
+    """
     global _output
     outer, _output = _output, _Output()
     with ExitStack() as stack:
@@ -54,6 +58,9 @@ def session() -> Iterator[None]:
             logger.addFilter(_is_no_load_report)
             stack.callback(logger.removeFilter, _is_no_load_report)
         _output.stack = stack
+        if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+            stack.callback(sys.stdout.reconfigure, errors="strict")
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             yield
         finally:
@@ -103,7 +110,7 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
         def on_broken_pipe(self) -> None:  # rich would exit with 1
             raise BrokenPipeError
 
-    stdout = _output.stdout or sys.stdout
+    stdout = result_stream()
     console = notes() if _output.json else Result(file=stdout)
     for item in human:
         if isinstance(item, str):
@@ -111,8 +118,18 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
         else:
             console.print(item)
     if _output.json:
-        stdout.write(json.dumps(result, indent=2, ensure_ascii=False, default=str) + "\n")
+        text = json.dumps(result, indent=2, ensure_ascii=False, default=str)
+        try:
+            text.encode(stdout.encoding or "utf-8")
+        except UnicodeEncodeError:  # another encoding, or the name of a file that is not UTF-8
+            text = json.dumps(result, indent=2, default=str)
+        stdout.write(text + "\n")
     stdout.flush()
+
+
+def result_stream() -> TextIO:
+    """The process's stdout, also where the output of libraries is redirected."""
+    return _output.stdout or sys.stdout
 
 
 def emit_submitted(output: str) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from metaphrase.cli.options import leading_values, parse
+from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
@@ -32,8 +32,11 @@ EXAMPLES = (
 
 @dataclass
 class PushOptions:
-    """The repository, and the parts to push."""
+    """What to push, and the repository."""
 
+    path: str = option(
+        help="Folder of a run, a task vector (.safetensors) or a bitext. May be the first argument.", first=True
+    )
     repo: str = option(help="Repository, as me/name; created if it does not exist.", aliases=["--to"])
     private: bool = option(False, "Make a new repository private.")
     revision: str | None = option(None, "Branch to commit to; default: main.")
@@ -52,14 +55,8 @@ class PushOptions:
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    names, flags = leading_values(argv)
-    (options,) = parse("metaphrase push", (PushOptions,), flags, description=DESCRIPTION, examples=EXAMPLES)
-    if len(names) != 1:
-        raise UsageError(
-            f"Expected one thing to push, got {len(names)}. Name a run's folder or a corpus first: metaphrase push RUN "
-            "--repo me/name."
-        )
-    what = names[0]
+    (options,) = parse("metaphrase push", (PushOptions,), argv, description=DESCRIPTION, examples=EXAMPLES)
+    what = options.path
     vector = what.endswith(".safetensors") and Path(what).is_file()
     corpus = Path(what).is_file() and not vector
     if options.with_heads and (corpus or vector or options.vector):

@@ -28,7 +28,11 @@ class RecipesOptions:
 def run(argv: Sequence[str]) -> int:
     """List the recipes, or print one."""
     (options,) = parse(
-        "metaphrase recipes", [RecipesOptions], argv, description="metaphrase recipes [NAME]", examples=EXAMPLES
+        "metaphrase recipes",
+        [RecipesOptions],
+        argv,
+        description="metaphrase recipes [NAME] lists the recipes, or prints one.",
+        examples=EXAMPLES,
     )
     recipes = [Recipe.load(options.show)] if options.show else list_recipes()
     contents = [recipe.to_dict() for recipe in recipes]

@@ -27,10 +27,11 @@ MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
 class Keys(dict[Any, Any]):
     """A mapping from a YAML file with the positions of its keys.
 
-    ``places`` has ``"path:line:column"`` of each key, one-based.
+    ``places`` has ``"path:line:column"`` of each key, one-based; ``words`` the text of each scalar, such as ``012`` of 10.
     """
 
     places: Mapping[Any, str] = MappingProxyType({})
+    words: Mapping[Any, str] = MappingProxyType({})
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,10 +85,9 @@ def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
         written.add(key)
     loader.flatten_mapping(node)
     keys.update(loader.construct_mapping(node, deep=True))
-    keys.places = {
-        loader.construct_object(key_node, deep=True): f"{loader.path}:{_place(key_node.start_mark)}"
-        for key_node, _ in node.value
-    }
+    nodes = [(loader.construct_object(key, deep=True), key, value) for key, value in node.value]
+    keys.places = {key: f"{loader.path}:{_place(node.start_mark)}" for key, node, _ in nodes}
+    keys.words = {key: value.value for key, _, value in nodes if isinstance(value, yaml.ScalarNode)}
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_keys)

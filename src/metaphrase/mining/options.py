@@ -73,9 +73,10 @@ class MiningOptions:
     """The texts to mine, and which pairs to keep."""
 
     source: str = option(
-        help="Text of the source language, one sentence per line, or TSV; also .gz. May be the first argument."
+        help="Text of the source language, one sentence per line, or TSV; also .gz. May be the first argument.",
+        first=True,
     )
-    target: str = option(help="Text of the target language. May be the second argument.")
+    target: str = option(help="Text of the target language. May be the second argument.", first=True)
     output: str = option(
         help="Output file: .tsv, .jsonl (also .gz) or .parquet, with the columns score, source, target, "
         "source_lang and target_lang. A summary, a histogram and a sample for inspection are written to the same folder.",

@@ -54,7 +54,7 @@ class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
 
     model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.", first=True)
-    output_dir: str = option(help="New folder for the result.")
+    output_dir: str = option(help="New folder for the result.", aliases=["-o"])
     languages: list[str] = option(
         [],
         "Keep only the pieces of these languages and English, separated by spaces or commas, that occur in the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -170,6 +171,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         for name, one in options.items():
             default = default_of(one)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
+        self.output_dir = os.path.expanduser(self.output_dir or "")  # noqa: PTH111 - transformers expands ~ too
         for name, hint in hints_of(RunOptions).items():
             if name != "merge":  # checked above
                 check_value(getattr(self, name), hint, f"{name!r} of RunConfig")
