@@ -8,6 +8,7 @@ from typing import Any
 
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 from metaphrase.corpus.loading import Corpus
@@ -47,6 +48,7 @@ class AlignmentLoss(nn.Module):
         micro_batch_size: Number of rows per encoder call (see :func:`metaphrase.modeling.encoding.encode_views`).
 
     Raises:
+        UsageError: The model has no Transformer, or the recipe is not a :class:`Recipe`.
         ValueError: Two objectives read different views of the same name, or an objective does not support this encoder.
         RecipeError: An argument of an objective is invalid.
     """
@@ -61,6 +63,17 @@ class AlignmentLoss(nn.Module):
         languages: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        if not isinstance(model, SentenceTransformer) or not isinstance(model[0], Transformer):
+            found = type(model[0] if isinstance(model, SentenceTransformer) else model).__name__
+            raise UsageError(
+                f"AlignmentLoss requires a SentenceTransformer whose first module is a Transformer, but got a {found}. "
+                "Load an encoder with load_encoder()."
+            )
+        if not isinstance(recipe, Recipe):
+            raise UsageError(
+                f"AlignmentLoss requires a Recipe, but got a {type(recipe).__name__}. Load one with Recipe.load(name), or "
+                "build one with Recipe.from_dict(content)."
+            )
         self.model = model
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length
