@@ -236,7 +236,14 @@ class Recipe:
         """
         self.check()
         length = self.max_length if max_length is None else max_length
-        return {t.name: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
+        made = {t.name: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
+        for name, objective in made.items():
+            if "_modules" not in vars(objective):
+                raise RecipeError(
+                    f"The constructor of the objective {name!r} does not initialise its base class. Call "
+                    "super().__init__(max_length=max_length) in it."
+                )
+        return made
 
     @property
     def columns(self) -> frozenset[str]:

@@ -152,6 +152,11 @@ def _verified_checkpoint(
     if folder is None:
         raise CheckpointError(f"There is no checkpoint in {args.output_dir} to resume.")
     manifest = read_manifest(folder)
+    if _argument(folder, "save_only_model"):
+        raise CheckpointError(
+            f"{folder} cannot be resumed: it was written with save_only_model, so it has no optimizer, schedule and random "
+            f"states. Start from its weights with --model {folder}, or resume another checkpoint."
+        )
     with errors_of(folder, "state"):
         state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         if (
@@ -238,8 +243,13 @@ class ResumableCollator(ParallelCollator):
 
 def trained_in_bfloat16(checkpoint: str | Path) -> bool:
     """Whether the run of a checkpoint computed in bfloat16; False if its arguments cannot be read."""
+    return _argument(checkpoint, "bf16")
+
+
+def _argument(checkpoint: str | Path, name: str) -> bool:
+    """A training argument of the run of a checkpoint; False if it cannot be read."""
     try:
-        return bool(json.loads((Path(checkpoint) / TRAINING_ARGS).read_text(encoding="utf-8"))["bf16"])
+        return bool(json.loads((Path(checkpoint) / TRAINING_ARGS).read_text(encoding="utf-8"))[name])
     except (OSError, ValueError, KeyError):  # `verify` reports a damaged checkpoint
         return False
 
