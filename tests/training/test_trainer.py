@@ -793,3 +793,42 @@ def test_trials_of_a_search_share_no_weights(tiny_encoder, rows, tmp_path):
     assert all(torch.equal(a, b) for start in starts[2:] for a, b in zip(start, starts[1], strict=True))
     with pytest.raises(UsageError, match="pass a function as `loss`"):
         AlignmentTrainer(model_init=lambda: tiny_encoder, loss=loss(tiny_encoder))
+
+
+def test_a_trial_is_built_with_its_own_arguments(tiny_encoder, rows, tmp_path):
+    """Not with those of the previous trial: its seed is that of new heads and of masks."""
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seeds, found = [3, 5], []
+
+    def loss(encoder):
+        made = AlignmentLoss(encoder, Recipe.load("tr"), max_length=24)
+        found.append([torch.initial_seed()])
+        return made
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            found[-1] += [trainer.data_collator.seed, trainer.alignment_loss.micro_batch_size]
+
+    trainer = AlignmentTrainer(
+        model_init=lambda: copy.deepcopy(tiny_encoder),
+        loss=loss,
+        args=AlignmentTrainingArguments(
+            str(tmp_path / "search"),
+            max_steps=1,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(rows),
+        callbacks=[Watch()],
+    )
+    trainer.hyperparameter_search(
+        hp_space=lambda trial: {"seed": seeds[trial.number], "micro_batch_size": 6 + trial.number},
+        compute_objective=lambda metrics: 0.0,
+        backend="optuna",
+        n_trials=2,
+    )
+    assert found[1:] == [[3, 3, 6], [5, 5, 7]]

@@ -27,6 +27,7 @@ class SearchesHyperparameters:
     model: Any
     get_data_collator: Callable[..., Any]
     use_loss: Callable[[AlignmentLoss], None]
+    _hp_search_setup: Callable[[Any], None]
     _make_loss: Callable[[SentenceTransformer], AlignmentLoss]
     _fresh: SentenceTransformer | None = None
 
@@ -36,7 +37,8 @@ class SearchesHyperparameters:
         return check_loss(self._make_loss(self._fresh), self._fresh)
 
     def begin_trial(self, trial: Any) -> None:
-        """Give the trainer the encoder and the loss of a trial."""
+        """Give the trainer the arguments, the encoder and the loss of a trial."""
+        self._hp_search_setup(trial)  # the parent class does this again, after it has built the model
         set_seed(self.args.seed)
         loss = self.build_trial(trial)
         self.model = loss.model.to(self.args.device)
