@@ -241,12 +241,32 @@ def test_a_resumed_run_has_the_learning_rate_and_schedule_of_its_arguments(make_
     options = {"recipe": "tr", "max_steps": 4, "save_steps": 2, "weight_decay": 0.0}
     whole = make_trainer(**options)
     whole.train()
-    changed = {"learning_rate": 1e-5, "max_steps": 5, "weight_decay": 0.1}
+    changed = {"learning_rate": 1e-5, "max_steps": 5, "weight_decay": 0.1, "adam_beta2": 0.9, "adam_epsilon": 1e-3}
     resumed = make_trainer(folder="resumed", **options | changed)
     resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
     rates = [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log]
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.6e-5, 0.4e-5, 0.2e-5])
-    assert {group["weight_decay"] for group in resumed.optimizer.param_groups} == {0.1, 0.0}  # biases have none
+    groups = resumed.optimizer.param_groups
+    assert {group["weight_decay"] for group in groups} == {0.1, 0.0}  # biases have none
+    assert {(group["betas"], group["eps"]) for group in groups} == {((0.9, 0.9), 1e-3)}
+
+
+@pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
+@pytest.mark.parametrize("kind", ["mixed", "language", "data sets"])
+def test_the_seed_of_the_data_orders_them(make_trainer, rows, sampler, kind):
+    def first_batch(seed):
+        data = Dataset.from_list(rows)
+        trainer = make_trainer(
+            "tr",
+            dataset=DatasetDict(a=data, b=data) if kind == "data sets" else data,
+            data_seed=seed,
+            batch_sampler=sampler,
+            batches="language" if kind == "language" else "mixed",
+        )
+        return next(iter(trainer.get_train_dataloader()))["source"]["text"].tolist()
+
+    assert first_batch(1) == first_batch(1) != first_batch(2)
+    assert first_batch(42) == first_batch(None)
 
 
 def test_the_duration_of_a_resumed_run_is_that_of_all_its_parts(make_trainer):

@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.training_args import BatchSample
 from torch import Tensor
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.training_args import OptimizerNames
 
 from metaphrase.checkpoints.folders import (
     TRAINING_ARGS,
@@ -66,6 +67,8 @@ class RunFacts:
         }
         settings = {"batches": "mixed", "data_seed": None, "batch_sampler": BatchSamplers.BATCH_SAMPLER}
         facts |= {name: value for name, usual in settings.items() if (value := getattr(self._args, name)) != usual}
+        if self._args.optim not in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED):  # of one state
+            facts["optim"] = self._args.optim
         facts |= self._encoder_facts() | self._original_facts
         parts = dataset if isinstance(dataset, Mapping) else {"": dataset}
         if isinstance(dataset, Mapping):

@@ -59,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 #: Pattern of the heads' parameters among those of the loss.
 HEAD_PARAMETERS = r"^heads\."
+#: Settings of optimisers that a resumed run takes from its arguments.
+HYPERPARAMETERS = {"initial_lr", "weight_decay", "betas", "eps", "momentum"}
 
 
 class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransformerTrainer):
@@ -171,9 +173,19 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
 
     def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """The sampler of the batches: of one language each, if requested."""
+        kwargs["seed"] = self._data_seed
         if self.args.batches == "language":
             return LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
         return self._batch_sampler_of(dataset, *args, **kwargs)
+
+    def get_multi_dataset_batch_sampler(self, *args: Any, **kwargs: Any) -> BatchSampler:
+        """The sampler of the batches of several data sets."""
+        return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
+
+    @property
+    def _data_seed(self) -> int:
+        """Seed of the order of the data."""
+        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
     def _batch_sampler_of(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Samplers without duplicates compare the two sentences only, not their languages."""
@@ -484,9 +496,9 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore optimiser and schedule, with the learning rates and the weight decay of the arguments, if they changed."""
+        """Restore optimiser and schedule, with the hyperparameters of the arguments, if they changed."""
         schedule, groups = self.lr_scheduler, self.optimizer.param_groups
-        own = [{key: group[key] for key in ("initial_lr", "weight_decay") if key in group} for group in groups]
+        own = [{key: group[key] for key in HYPERPARAMETERS & group.keys()} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not isinstance(schedule, LambdaLR):
             return
