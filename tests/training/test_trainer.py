@@ -510,6 +510,19 @@ class StopAt(TrainerCallback):
             self.trainer._shutdown.received = signal.SIGTERM
 
 
+def test_a_run_whose_epochs_a_callback_stops_is_resumed_where_it_was(make_trainer):
+    class StopEpoch(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step == 2
+
+    whole, resumed = (make_trainer("tr", folder=name, max_steps=5, save_steps=4) for name in ("whole", "resumed"))
+    for trainer in (whole, resumed):
+        trainer.add_callback(StopEpoch())
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-4"))
+    assert_equal(weights(resumed), weights(whole))
+
+
 def streamed(rows):
     return IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)
 

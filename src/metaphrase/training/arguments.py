@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -26,7 +26,7 @@ from metaphrase.objectives import Objective
 logger = logging.getLogger(__name__)
 
 #: Arguments of the parent classes that would have no effect, with their default.
-WITHOUT_EFFECT = {
+WITHOUT_EFFECT: dict[str, Any] = {
     "neftune_noise_alpha": None,
     "label_smoothing_factor": 0.0,
     "train_sampling_strategy": "random",

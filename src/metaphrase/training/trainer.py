@@ -294,7 +294,10 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         resume_from_checkpoint: str | None,
         trial: Any,
     ) -> tuple[int, int]:
-        """Completed epochs and batches of the next one, from the manifest if the data are a stream."""
+        """Completed epochs and batches of the next one, from the manifest.
+
+        The number of steps does not determine them for a stream, or if a callback stopped an epoch.
+        """
         self._written, self._evaluation_pending, self._gradients_pending = None, False, False
         self._steps.reset()
         self._began = time.time()
@@ -314,7 +317,9 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             stopped_early = manifest["ended"] and not self.args.allow_changes
             if stopped_early or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
-            if isinstance(self.train_dataset, IterableDataset) and not self.args.ignore_data_skip:
+            is_stream = isinstance(self.train_dataset, IterableDataset)
+            is_unchanged = not is_before_epoch_end and not self.args.allow_changes
+            if (is_stream or is_unchanged) and not self.args.ignore_data_skip:
                 epoch, batches = manifest["epoch"], manifest["batches"]
         self._position = DataPosition(epoch, offset=batches)
         return epoch, batches
