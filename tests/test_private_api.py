@@ -33,6 +33,7 @@ SEAMS = {
     "_save_checkpoint": ["self", "model", "trial"],
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
     "call_model_init": ["self", "trial"],
+    "_hp_search_setup": ["self", "trial"],
     "create_optimizer": ["self", "model"],
     "init_hf_repo": ["self", "token", "private"],
     "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],

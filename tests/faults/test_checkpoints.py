@@ -247,6 +247,7 @@ def test_a_newer_format_is_refused_with_both_versions(make_trainer, trained, fau
         ({"seed": 3}, r"seed \(42 → 3\)"),
         ({"data_seed": 3}, r"data_seed \(null → 3\)"),
         ({"batch_sampler": "no_duplicates"}, r"batch_sampler \(null → \"no_duplicates\"\)"),
+        ({"optim": "sgd"}, r"optim \(null → \"sgd\"\)"),
         ({"recipe": "tr"}, r"terms \(.* → .*\)"),
     ],
 )

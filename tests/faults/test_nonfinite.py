@@ -14,6 +14,7 @@ from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.cli import main
 from metaphrase.corpus.words import Words
 from metaphrase.exceptions import NonFiniteError
+from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.objectives.translation_ranking import TranslationRanking
 from tests.conftest import mostly_slow
 
@@ -273,3 +274,31 @@ def test_commands_write_nothing_from_embeddings_that_are_not_finite(
     assert not (tmp_path / "out.tsv").exists()
     assert not list(tmp_path.rglob("results.json"))
     fault("B1", f"NaN embeddings: {command}", tried=1, survived=1)
+
+
+class Normalised(Objective):
+    """Its head changes its buffers in place."""
+
+    name = "normalised"
+    granularity = "sentence"
+
+    def make_head(self, config, **settings):
+        return torch.nn.BatchNorm1d(config.hidden_size)
+
+    def forward(self, encodings):
+        return self.head(encodings["source"].sentence_bh).pow(2).mean()
+
+
+def test_buffers_that_a_failed_step_changes_in_place_are_restored(make_trainer, monkeypatch, tmp_path):
+    monkeypatch.setitem(OBJECTIVES, "normalised", Normalised)
+    recipe = tmp_path / "normalised.yaml"
+    recipe.write_text("name: normalised\nterms: [{objective: normalised}]\n", encoding="utf-8")
+    trainer = make_trainer(recipe=recipe, max_steps=3, save_strategy="no")
+    norm = trainer.loss.heads.heads["normalised"]
+    norm.register_forward_pre_hook(
+        lambda module, args: (args[0] * torch.nan,) if trainer.state.global_step == 1 else None
+    )
+    trainer.train()
+    assert logs(trainer, "skipped_steps")[-1] == 1
+    assert norm.running_mean.isfinite().all()
+    assert norm.num_batches_tracked == 2

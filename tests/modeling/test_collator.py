@@ -66,3 +66,11 @@ def test_the_epoch_reaches_worker_processes(tokenizer, views, bitext):
 def test_a_missing_column_is_named(tokenizer, views):
     with pytest.raises(ValueError, match=r"'target'\] is missing \(found \['english', 'source'\]\)"):
         ParallelCollator(tokenizer, views)([{"source": "ja", "english": "yes"}])
+
+
+@pytest.mark.parametrize("value", [None, 3.5, float("nan")])
+def test_rows_without_text_are_refused(tokenizer, views, bitext, value):
+    """Such values come from tables of pandas with empty cells."""
+    rows = [bitext[0], {**bitext[1], "target": value}]
+    with pytest.raises(ValueError, match=f"must be text, but a row has .* and {value}. Remove such rows"):
+        ParallelCollator(tokenizer, views)(rows)

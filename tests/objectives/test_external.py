@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from metaphrase.cli import main
 from metaphrase.exceptions import ModelError, RecipeError
@@ -86,6 +87,26 @@ class Unreduced(Distance):
 class Nothing(Distance):
     def forward(self, encodings):
         pass
+
+
+class Detached(Distance):
+    def forward(self, encodings):
+        return encodings["source"].sentence_bh.detach().mean()
+
+
+class Reserved(Distance):
+    name = "double"
+
+
+class Uninitialised(Distance):
+    def __init__(self, *, max_length: int = 32):
+        self.power = 2
+
+
+class Stateful(Distance):
+    def __init__(self, *, max_length: int = 32):
+        super().__init__(max_length=max_length)
+        self.projection = nn.Linear(4, 4)
 '''
 
 
@@ -173,6 +194,7 @@ def test_an_installed_package_adds_an_objective(package, tmp_path):
         ("outside.losses:Coarse", {}, "'granularity' of .* must be one of 'sentence', .* but is 'page'"),
         ("outside.losses:Dotted", {}, "has the name 'my.distance'. Use a name without dots"),
         ("outside.losses:Unlimited", {}, "has no argument 'max_length'"),
+        ("outside.losses:Reserved", {}, "has the name 'double', which torch reserves"),
     ],
 )
 def test_wrong_references_and_arguments_are_reported(package, tmp_path, objective, args, message):
@@ -186,6 +208,27 @@ def test_a_loss_is_a_scalar(package, make_loss, batch_of, bitext, name, found):
     loss = make_loss(f"outside.losses:{name}")
     with pytest.raises(RecipeError, match=f"'projected-distance' must be a scalar tensor, but is {found}"):
         loss(batch_of(loss, bitext[:3]))
+
+
+def test_a_loss_has_a_gradient(package, make_loss, batch_of, bitext):
+    loss = make_loss("outside.losses:Detached")
+    batch = batch_of(loss, bitext[:3])
+    with pytest.raises(RecipeError, match="'projected-distance' has no gradient, so the objective has no effect"):
+        loss(batch)
+    with torch.no_grad():
+        loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Uninitialised", r"does not initialise its base class. Call super\(\).__init__\(max_length=max_length\)"),
+        ("Stateful", r"outside of its head \(projection.weight, projection.bias\).* Create them in make_head"),
+    ],
+)
+def test_constructors_that_lose_state_are_refused(package, make_loss, name, message):
+    with pytest.raises(RecipeError, match=message):
+        make_loss(f"outside.losses:{name}")
 
 
 def test_a_wrong_argument_is_reported_before_the_encoder_is_loaded(tmp_path, bitext_path, capsys):

@@ -4,10 +4,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import BatchEncoding
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
-from metaphrase.exceptions import ModelError
+from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
 from metaphrase.training.loss import AlignmentLoss
@@ -188,3 +190,12 @@ def test_card_facts(tiny_encoder):
     loss = AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
     assert loss.get_config_dict()["terms"][1]["objective"] == "rtl"
     assert len(re.findall("@inproceedings", loss.citation)) == 1
+
+
+def test_other_models_and_recipes_are_refused(tiny_encoder, tokenizer):
+    static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+    for model, found in ((static, "StaticEmbedding"), (tiny_encoder[0].auto_model, "BertModel"), ("starter", "str")):
+        with pytest.raises(UsageError, match=f"first module is a Transformer, but got a {found}"):
+            AlignmentLoss(model, Recipe.load("tr"))
+    with pytest.raises(UsageError, match=r"requires a Recipe, but got a str. Load one with Recipe.load"):
+        AlignmentLoss(tiny_encoder, "dap")

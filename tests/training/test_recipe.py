@@ -7,7 +7,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaphrase.exceptions import ConfigError, MetaphraseError
+from metaphrase.exceptions import ConfigError, MetaphraseError, RecipeError
 from metaphrase.io.arguments import is_of_type
 from metaphrase.io.configuration import read_yaml
 from metaphrase.objectives import OBJECTIVES
@@ -203,3 +203,13 @@ def test_whatever_is_written_is_read_or_refused_in_our_words(tmp_path, scraps):
     except MetaphraseError:
         return
     assert recipe.terms
+
+
+def test_recipes_built_in_python_are_checked():
+    for terms in ((), ({"objective": "tr"},), ("tr",)):
+        with pytest.raises(RecipeError, match=r"'terms' of recipe 'mine' must be one or several Terms.*from_dict"):
+            Recipe("mine", terms)
+    with pytest.raises(
+        RecipeError, match=r"recipe 'mine' names objective 'trr'; known objectives are .*did you mean 'tr'"
+    ):
+        Recipe("mine", (Term("trr"),)).check()

@@ -97,7 +97,17 @@ def train(tiny_encoder_dir, full_bitext, tmp_path):
 
     rows = [{**row, "source_lang": "fr" if i % 3 == 0 else "de"} for i, row in enumerate(full_bitext)]
 
-    def run(folder, resume=None, *, data=None, batches="language", sampler="no_duplicates", stop=9, save_steps=1):
+    def run(
+        folder,
+        resume=None,
+        *,
+        data=None,
+        batches="language",
+        sampler="no_duplicates",
+        stop=9,
+        save_steps=1,
+        eval_dataset=None,
+    ):
         torch.manual_seed(7)
         model = load_encoder(str(tiny_encoder_dir), device="cpu")
         loss = AlignmentLoss(model, Recipe.load("tr"), max_length=24)
@@ -114,7 +124,8 @@ def train(tiny_encoder_dir, full_bitext, tmp_path):
             use_cpu=True,
             disable_tqdm=True,
         )
-        trainer = AlignmentTrainer(model=model, args=args, train_dataset=data or Dataset.from_list(rows), loss=loss)
+        data = data or Dataset.from_list(rows)
+        trainer = AlignmentTrainer(model=model, args=args, train_dataset=data, eval_dataset=eval_dataset, loss=loss)
         trainer.train(resume_from_checkpoint=resume and str(tmp_path / resume))
         return trainer.state.log_history, {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -147,3 +158,8 @@ def test_data_whose_languages_are_unknown_are_refused(train, data):
             "refused",
             data=pairs().to_iterable_dataset() if data == "stream" else pairs().remove_columns("target_lang"),
         )
+
+
+def test_an_evaluation_set_without_languages_is_refused_before_training(train):
+    with pytest.raises(UsageError, match="`eval_dataset` does not comply"):
+        train("refused", eval_dataset={"sw": pairs().remove_columns("source_lang")})

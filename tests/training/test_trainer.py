@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import TrainerCallback
@@ -34,7 +34,9 @@ def rows(full_bitext):
 
 @pytest.fixture
 def make_trainer(tiny_encoder, tmp_path, rows):
-    def make(recipe="dap", *, dataset=None, folder="run", eval_dataset=None, lora_rank=None, **options):
+    def make(
+        recipe="dap", *, dataset=None, folder="run", eval_dataset=None, evaluator=None, lora_rank=None, **options
+    ):
         torch.manual_seed(7)
         loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
         english_ids = torch.arange(len(tiny_encoder.tokenizer))
@@ -63,6 +65,7 @@ def make_trainer(tiny_encoder, tmp_path, rows):
             train_dataset=dataset or Dataset.from_list(rows),
             loss=loss,
             eval_dataset=eval_dataset,
+            evaluator=evaluator,
         )
 
     return make
@@ -238,12 +241,32 @@ def test_a_resumed_run_has_the_learning_rate_and_schedule_of_its_arguments(make_
     options = {"recipe": "tr", "max_steps": 4, "save_steps": 2, "weight_decay": 0.0}
     whole = make_trainer(**options)
     whole.train()
-    changed = {"learning_rate": 1e-5, "max_steps": 5, "weight_decay": 0.1}
+    changed = {"learning_rate": 1e-5, "max_steps": 5, "weight_decay": 0.1, "adam_beta2": 0.9, "adam_epsilon": 1e-3}
     resumed = make_trainer(folder="resumed", **options | changed)
     resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
     rates = [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log]
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.6e-5, 0.4e-5, 0.2e-5])
-    assert {group["weight_decay"] for group in resumed.optimizer.param_groups} == {0.1, 0.0}  # biases have none
+    groups = resumed.optimizer.param_groups
+    assert {group["weight_decay"] for group in groups} == {0.1, 0.0}  # biases have none
+    assert {(group["betas"], group["eps"]) for group in groups} == {((0.9, 0.9), 1e-3)}
+
+
+@pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
+@pytest.mark.parametrize("kind", ["mixed", "language", "data sets"])
+def test_the_seed_of_the_data_orders_them(make_trainer, rows, sampler, kind):
+    def first_batch(seed):
+        data = Dataset.from_list(rows)
+        trainer = make_trainer(
+            "tr",
+            dataset=DatasetDict(a=data, b=data) if kind == "data sets" else data,
+            data_seed=seed,
+            batch_sampler=sampler,
+            batches="language" if kind == "language" else "mixed",
+        )
+        return next(iter(trainer.get_train_dataloader()))["source"]["text"].tolist()
+
+    assert first_batch(1) == first_batch(1) != first_batch(2)
+    assert first_batch(42) == first_batch(None)
 
 
 def test_the_duration_of_a_resumed_run_is_that_of_all_its_parts(make_trainer):
@@ -406,6 +429,119 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         make_trainer(neftune_noise_alpha=5.0)
     with pytest.raises(UsageError, match="label_smoothing_factor does not apply"):
         make_trainer(label_smoothing_factor=0.1)
+    with pytest.raises(
+        UsageError, match="train_sampling_strategy does not apply to alignment, but is 'group_by_length'"
+    ):
+        make_trainer(train_sampling_strategy="group_by_length")
+    with pytest.raises(UsageError, match="no labels to group batches by"):
+        make_trainer(batch_sampler="group_by_label")
+
+
+def test_a_loss_of_another_encoder_is_refused(tiny_encoder):
+    """It would be trained in place of the model, which would not change."""
+    loss = AlignmentLoss(copy.deepcopy(tiny_encoder), Recipe.load("tr"))
+    with pytest.raises(UsageError, match="The loss belongs to another encoder"):
+        AlignmentTrainer(model=tiny_encoder, loss=loss)
+    with pytest.raises(UsageError, match="The loss belongs to another encoder"):
+        AlignmentTrainer(model_init=lambda: tiny_encoder, loss=lambda encoder: loss)
+
+
+def test_data_of_other_types_are_refused(make_trainer, rows, tiny_encoder):
+    with pytest.raises(UsageError, match=r"`train_dataset` must be a Dataset.* contains a list.*Dataset.from_list"):
+        make_trainer(dataset=rows)
+    with pytest.raises(UsageError, match="`eval_dataset` must be a Dataset"):
+        make_trainer(eval_dataset={"de": rows})
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"))
+    with pytest.raises(UsageError, match=r"`data_collator` must be a ParallelCollator.* but is a function"):
+        AlignmentTrainer(model=tiny_encoder, loss=loss, data_collator=lambda rows: rows)
+
+
+def test_a_frozen_encoder_without_heads_is_refused(make_trainer):
+    trainer = make_trainer("tr")
+    trainer.model.requires_grad_(False)
+    with pytest.raises(UsageError, match="nothing to train"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("other", ["rows", "names", "sampler"])
+def test_other_data_sets_are_not_resumed(make_trainer, rows, other):
+    def trainer(parts, **options):
+        data = DatasetDict({name: Dataset.from_list(part) for name, part in parts.items()})
+        return make_trainer("tr", dataset=data, max_steps=2, save_steps=1, **options)
+
+    parts = {"a": rows, "b": rows[:16]}
+    trainer(parts).train()
+    changed = {"rows": parts | {"b": rows[8:]}, "names": {"a": rows, "c": rows[:16]}}.get(other, parts)
+    options = {"multi_dataset_batch_sampler": "round_robin"} if other == "sampler" else {}
+    with pytest.raises(CheckpointError, match="multi_dataset_batch_sampler" if other == "sampler" else "corpus"):
+        trainer(changed, **options).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_without_an_optimizer_is_not_resumed(make_trainer):
+    """The optimiser and the schedule would start anew."""
+    make_trainer("tr", max_steps=2, save_steps=1, save_only_model=True).train()
+    with pytest.raises(CheckpointError, match="written with save_only_model, so it has no optimizer"):
+        make_trainer("tr", max_steps=2).train(resume_from_checkpoint=True)
+
+
+class Scores(BaseEvaluator):
+    primary_metric = "score"
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def __call__(self, model, output_path=None, epoch=-1, steps=-1):
+        self.steps.append(steps)
+        return {"score": 1.0}
+
+
+class StopAt(TrainerCallback):
+    """A signal within a step."""
+
+    def __init__(self, trainer, step):
+        self.trainer, self.step = trainer, step
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        self.on_pre_optimizer_step(args, state, control)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.step:
+            self.trainer._shutdown.received = signal.SIGTERM
+
+
+def test_a_run_whose_epochs_a_callback_stops_is_resumed_where_it_was(make_trainer):
+    class StopEpoch(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step == 2
+
+    whole, resumed = (make_trainer("tr", folder=name, max_steps=5, save_steps=4) for name in ("whole", "resumed"))
+    for trainer in (whole, resumed):
+        trainer.add_callback(StopEpoch())
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-4"))
+    assert_equal(weights(resumed), weights(whole))
+
+
+def streamed(rows):
+    return IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)
+
+
+@pytest.mark.parametrize("kind", ["stream", "map"])
+@pytest.mark.parametrize("stop", [None, 3, 4])
+def test_epochs_are_evaluated_once(make_trainer, rows, kind, stop):
+    """A run of three steps an epoch is resumed from a checkpoint after step 3, with its evaluation, or without it."""
+    options = {"recipe": "tr", "max_steps": 6, "save_strategy": "epoch", "eval_strategy": "epoch"}
+    options["dataset"] = streamed(rows) if kind == "stream" else None
+    first = make_trainer(evaluator=(before := Scores()), **options)
+    if stop is not None:
+        first.add_callback(StopAt(first, stop))
+    with nullcontext() if stop is None else pytest.raises(SystemExit):
+        first.train()
+    last = 3 if stop is None else stop
+    resumed = make_trainer(evaluator=(after := Scores()), **options)
+    resumed.train(resume_from_checkpoint=str(Path(first.args.output_dir) / f"checkpoint-{last}"))
+    assert [step for step in before.steps if step <= last] + after.steps == [3, 6]
 
 
 @pytest.mark.parametrize(
@@ -690,3 +826,42 @@ def test_trials_of_a_search_share_no_weights(tiny_encoder, rows, tmp_path):
     assert all(torch.equal(a, b) for start in starts[2:] for a, b in zip(start, starts[1], strict=True))
     with pytest.raises(UsageError, match="pass a function as `loss`"):
         AlignmentTrainer(model_init=lambda: tiny_encoder, loss=loss(tiny_encoder))
+
+
+def test_a_trial_is_built_with_its_own_arguments(tiny_encoder, rows, tmp_path):
+    """Not with those of the previous trial: its seed is that of new heads and of masks."""
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seeds, found = [3, 5], []
+
+    def loss(encoder):
+        made = AlignmentLoss(encoder, Recipe.load("tr"), max_length=24)
+        found.append([torch.initial_seed()])
+        return made
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            found[-1] += [trainer.data_collator.seed, trainer.alignment_loss.micro_batch_size]
+
+    trainer = AlignmentTrainer(
+        model_init=lambda: copy.deepcopy(tiny_encoder),
+        loss=loss,
+        args=AlignmentTrainingArguments(
+            str(tmp_path / "search"),
+            max_steps=1,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(rows),
+        callbacks=[Watch()],
+    )
+    trainer.hyperparameter_search(
+        hp_space=lambda trial: {"seed": seeds[trial.number], "micro_batch_size": 6 + trial.number},
+        compute_objective=lambda metrics: 0.0,
+        backend="optuna",
+        n_trials=2,
+    )
+    assert found[1:] == [[3, 3, 6], [5, 5, 7]]

@@ -55,13 +55,19 @@ class ParallelCollator:
             ``{view: {feature: tensor}}``.
 
         Raises:
-            ValueError: A column is missing.
+            ValueError: A column is missing, or a sentence is not text.
         """
         if missing := {"source", "target"} - examples[0].keys():
             raise ValueError(
                 f"A bitext requires the columns 'source' and 'target', but {sorted(missing)} is missing "
                 f"(found {sorted(examples[0])}). Rename the columns, or read the corpus with `load_corpus`."
             )
+        for example in examples:
+            if not (isinstance(example["source"], str) and isinstance(example["target"], str)):
+                raise ValueError(
+                    f"'source' and 'target' must be text, but a row has {example['source']!r} and {example['target']!r}. "
+                    "Remove such rows, for example with `dataset.filter`, or read the corpus with `load_corpus`."
+                )
         for view in self.views:
             if missing := set(view.columns) - examples[0].keys():
                 column = min(missing)

@@ -116,6 +116,8 @@ def load_class(reference: str) -> type[Objective]:
 
 def check_class(cls: Any, reference: str) -> None:
     """Check that a class has what an objective needs."""
+    from torch.nn import ModuleDict
+
     from metaphrase.objectives.base import Granularity, Objective
 
     if not (inspect.isclass(cls) and issubclass(cls, Objective) and isinstance(getattr(cls, "name", None), str)):
@@ -130,6 +132,10 @@ def check_class(cls: Any, reference: str) -> None:
         )
     if not cls.name or "." in cls.name:
         raise RecipeError(f"The objective {reference} has the name {cls.name!r}. Use a name without dots.")
+    if hasattr(ModuleDict, cls.name):
+        raise RecipeError(
+            f"The objective {reference} has the name {cls.name!r}, which torch reserves. Use another name."
+        )
     parameters = inspect.signature(cls).parameters.values()
     if not any(one.name == "max_length" or one.kind is one.VAR_KEYWORD for one in parameters):
         raise RecipeError(

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
@@ -23,6 +24,15 @@ from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
 
 logger = logging.getLogger(__name__)
+
+#: Arguments of the parent classes that would have no effect, with their default.
+WITHOUT_EFFECT: dict[str, Any] = {
+    "neftune_noise_alpha": None,
+    "label_smoothing_factor": 0.0,
+    "train_sampling_strategy": "random",
+    "include_num_input_tokens_seen": "no",
+    "router_mapping": {},
+}
 
 #: Trackers of transformers whose availability cannot be determined.
 UNVERIFIABLE_TRACKERS = ("azure_ml", "flyte")
@@ -129,10 +139,13 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         )
     if args.prompts:
         raise UsageError("Alignment trains without prompts. Remove `prompts` from the training arguments.")
-    if args.neftune_noise_alpha is not None:
-        raise UsageError("neftune_noise_alpha does not apply to sentence encoders. Omit it.")
-    if args.label_smoothing_factor:
-        raise UsageError("label_smoothing_factor does not apply to alignment. Omit it.")
+    for name, usual in WITHOUT_EFFECT.items():
+        if getattr(args, name) != usual:
+            raise UsageError(f"{name} does not apply to alignment, but is {getattr(args, name)!r}. Omit it.")
+    if args.batch_sampler == BatchSamplers.GROUP_BY_LABEL:
+        raise UsageError(
+            "A bitext has no labels to group batches by. Set batch_sampler to 'no_duplicates', or omit it."
+        )
     size, processes = args.per_device_train_batch_size, args.world_size
     alone = [
         name

@@ -33,6 +33,11 @@ class StepCallback(TrainerCallback):
         """Seed the epoch."""
         self.trainer.begin_epoch()
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Finish the epoch; after a signal, without an evaluation."""
+        if self.trainer.end_epoch(is_complete=not control.should_training_stop):
+            control.should_evaluate = False
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Store the state before the step."""
         self.trainer.begin_step()

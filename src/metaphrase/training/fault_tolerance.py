@@ -213,11 +213,13 @@ class StepGuard:
             logs["loss"] *= steps / (steps - skipped)
 
 
-def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Restore the buffers of a module, such as a queue that a failed step has filled.
+def copied_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the buffers of a module, which a step may replace, as a queue, or change in place, as batch norm does."""
+    return {name: value.clone() for name, value in module.named_buffers()}
 
-    ``buffers`` is ``dict(module.named_buffers())`` from before; steps replace buffers and never change them in place.
-    """
+
+def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Restore the buffers of a module that a failed step has changed from :func:`copied_buffers`."""
     for name, value in buffers.items():
         parent, _, last = name.rpartition(".")
         setattr(module.get_submodule(parent), last, value)
@@ -239,7 +241,7 @@ def repeat_within_memory(
     while True:
         cuda = torch.cuda.is_available()
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
-        buffers = dict(loss.heads.named_buffers())
+        buffers = copied_buffers(loss.heads)
         try:
             return step()
         except (torch.OutOfMemoryError, RuntimeError) as error:

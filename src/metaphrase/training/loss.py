@@ -6,8 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Transformer
 from torch import Tensor, nn
 
 from metaphrase.corpus.loading import Corpus
@@ -47,8 +49,9 @@ class AlignmentLoss(nn.Module):
         micro_batch_size: Number of rows per encoder call (see :func:`metaphrase.modeling.encoding.encode_views`).
 
     Raises:
+        UsageError: The model has no Transformer, or the recipe is not a :class:`Recipe`.
         ValueError: Two objectives read different views of the same name, or an objective does not support this encoder.
-        RecipeError: An argument of an objective is invalid.
+        RecipeError: An argument of an objective is invalid, or it has parameters outside of its head.
     """
 
     def __init__(
@@ -61,6 +64,17 @@ class AlignmentLoss(nn.Module):
         languages: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        if not isinstance(model, SentenceTransformer) or not isinstance(model[0], Transformer):
+            found = type(model[0] if isinstance(model, SentenceTransformer) else model).__name__
+            raise UsageError(
+                f"AlignmentLoss requires a SentenceTransformer whose first module is a Transformer, but got a {found}. "
+                "Load an encoder with load_encoder()."
+            )
+        if not isinstance(recipe, Recipe):
+            raise UsageError(
+                f"AlignmentLoss requires a Recipe, but got a {type(recipe).__name__}. Load one with Recipe.load(name), or "
+                "build one with Recipe.from_dict(content)."
+            )
         self.model = model
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length
@@ -86,6 +100,8 @@ class AlignmentLoss(nn.Module):
         for term in recipe.terms:
             _check_matryoshka(term, objectives[term.name], sources.embedding_size)
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
+        for objective in objectives.values():
+            _check_state(objective)
         self.objectives = nn.ModuleDict(objectives)
         self.micro_batch_size: int | None = None
         self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
@@ -117,6 +133,16 @@ class AlignmentLoss(nn.Module):
             raise RecipeError(
                 f"The loss of the objective {type(objective).name!r} must be a scalar tensor, but is {found}. Reduce it, for "
                 "example with mean(), and return it from forward()."
+            )
+        if (
+            torch.is_grad_enabled()
+            and not value.requires_grad
+            and any(p.requires_grad for p in self.model.parameters())
+        ):
+            raise RecipeError(
+                f"The loss of the objective {type(objective).name!r} has no gradient, so the objective has no effect. "
+                "Compute it from the encodings or the head, without detach(); for a batch with nothing to learn from, "
+                "return `tensor.sum() * 0.0`."
             )
         return value
 
@@ -165,6 +191,15 @@ def build_loss(
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
     return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))
+
+
+def _check_state(objective: Objective) -> None:
+    """Refuse parameters and buffers that would not be saved with checkpoints."""
+    if outside := [name for name in objective.state_dict() if not name.startswith("head.")]:
+        raise RecipeError(
+            f"The objective {type(objective).name!r} has parameters or buffers outside of its head "
+            f"({', '.join(outside[:3])}), which checkpoints do not contain. Create them in make_head()."
+        )
 
 
 def _check_matryoshka(term: Term, objective: Objective, size: int | None) -> None:

@@ -149,6 +149,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check_types(type(self), vars(self), f"recipe {_short(self.name)}")
+        if not self.terms or not all(isinstance(term, Term) for term in self.terms):
+            raise RecipeError(
+                f"'terms' of recipe {_short(self.name)} must be one or several Terms, but is {_short(self.terms)}. Build a "
+                "recipe from plain data with Recipe.from_dict(content)."
+            )
         for section in ("training", "paper_training"):
             _check_settings(getattr(self, section), f"{section!r} of recipe {self.name!r}")
 
@@ -218,6 +223,7 @@ class Recipe:
                 its position if the recipe comes from a file.
         """
         for term in self.terms:
+            _check_known(term.objective, f"recipe {self.name!r}")
             where = f"the args of {term.objective!r} in recipe {self.name!r}"
             parameters = parameters_of(OBJECTIVES[term.objective])
             check_keys(term.args, parameters, where, RecipeError)
@@ -236,7 +242,14 @@ class Recipe:
         """
         self.check()
         length = self.max_length if max_length is None else max_length
-        return {t.name: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
+        made = {t.name: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
+        for name, objective in made.items():
+            if "_modules" not in vars(objective):
+                raise RecipeError(
+                    f"The constructor of the objective {name!r} does not initialise its base class. Call "
+                    "super().__init__(max_length=max_length) in it."
+                )
+        return made
 
     @property
     def columns(self) -> frozenset[str]:
@@ -291,6 +304,15 @@ def _check_terms(terms: list[tuple[str, float | Schedule]], origin: str) -> None
         raise RecipeError(f"The 'weight' of every term of {origin} is 0, so nothing is trained. Raise one above 0.")
 
 
+def _check_known(name: Any, where: str) -> None:
+    if not isinstance(name, str) or name not in OBJECTIVES:
+        raise RecipeError(
+            f"{where} names objective {_short(name)}; known objectives are "
+            f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Name an objective of another package "
+            "as package.module:Class."
+        )
+
+
 def _parse_term(term: Any, origin: str) -> Term:
     if not isinstance(term, Mapping) or "objective" not in term:
         raise RecipeError(f"A term of {origin} needs an 'objective', but is {_short(term)}.")
@@ -305,12 +327,7 @@ def _parse_term(term: Any, origin: str) -> Term:
     where = f"{name!r} in {origin}"
     if isinstance(weight, Mapping):
         weight = _parse_schedule(weight, f"'weight' of {where}")
-    if not isinstance(name, str) or name not in OBJECTIVES:
-        raise RecipeError(
-            f"{place(term, 'objective')}{origin} names objective {_short(name)}; known objectives are "
-            f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Name an objective of another package "
-            "as package.module:Class."
-        )
+    _check_known(name, f"{place(term, 'objective')}{origin}")
     for key, value in (("weight", weight), ("args", args), ("matryoshka", sizes)):
         check_value(value, hints_of(Term)[key], f"{place(term, key)}{key!r} of {where}", RecipeError)
     located = Keys(plain(args))

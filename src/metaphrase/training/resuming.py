@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from sentence_transformers.sentence_transformer.training_args import BatchSample
 from torch import Tensor
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.training_args import OptimizerNames
 
 from metaphrase.checkpoints.folders import (
     TRAINING_ARGS,
@@ -66,9 +67,14 @@ class RunFacts:
         }
         settings = {"batches": "mixed", "data_seed": None, "batch_sampler": BatchSamplers.BATCH_SAMPLER}
         facts |= {name: value for name, usual in settings.items() if (value := getattr(self._args, name)) != usual}
+        if self._args.optim not in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED):  # of one state
+            facts["optim"] = self._args.optim
         facts |= self._encoder_facts() | self._original_facts
-        if isinstance(dataset, Dataset):
-            facts["pairs"] = len(dataset)
+        parts = dataset if isinstance(dataset, Mapping) else {"": dataset}
+        if isinstance(dataset, Mapping):
+            facts["multi_dataset_batch_sampler"] = self._args.multi_dataset_batch_sampler
+        if all(isinstance(part, Dataset) for part in parts.values()):
+            facts["pairs"] = sum(map(len, parts.values()))
         if (digest := self._corpus_digest(dataset)) is not None:
             facts["corpus"] = digest
         return dict(json.loads(json.dumps(facts)))
@@ -111,6 +117,8 @@ class RunFacts:
         if self._digested[0] is not dataset:
             if isinstance(dataset, Dataset):
                 digest: str | None = data_digest(dataset)
+            elif isinstance(dataset, Mapping):
+                digest = _digest([[name, data_digest(part)] for name, part in dataset.items()])
             else:
                 digest = stream_digest(dataset) if isinstance(dataset, IterableDataset) else None
             self._digested = dataset, digest
@@ -147,6 +155,11 @@ def _verified_checkpoint(
     if folder is None:
         raise CheckpointError(f"There is no checkpoint in {args.output_dir} to resume.")
     manifest = read_manifest(folder)
+    if _argument(folder, "save_only_model"):
+        raise CheckpointError(
+            f"{folder} cannot be resumed: it was written with save_only_model, so it has no optimizer, schedule and random "
+            f"states. Start from its weights with --model {folder}, or resume another checkpoint."
+        )
     with errors_of(folder, "state"):
         state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         if (
@@ -195,9 +208,9 @@ class DataPosition:
     """Position of a run in its data. It also locates streams, whose length is unknown.
 
     Attributes:
-        epoch: Number of epochs begun.
-        batches: Batches of the current epoch that were trained on.
-        offset: Batches of the next epoch that an earlier run trained on.
+        epoch: Number of the epoch, from 0.
+        batches: Batches of this epoch that were trained on.
+        offset: Batches of the epoch that begins that an earlier run trained on.
     """
 
     epoch: int = 0
@@ -205,13 +218,17 @@ class DataPosition:
     offset: int = 0
 
     def begin_epoch(self) -> None:
-        """Count a new epoch, which starts after the batches of an earlier run."""
+        """Start an epoch after the batches of an earlier run."""
         self.batches, self.offset = self.offset, 0
+
+    def end_epoch(self) -> None:
+        """Move to the first batch of the next epoch."""
+        self.batches = 0
         self.epoch += 1
 
     def facts(self) -> dict[str, int]:
         """The position, for the manifest of a checkpoint."""
-        return {"epoch": self.epoch - 1, "batches": self.batches}
+        return {"epoch": self.epoch, "batches": self.batches}
 
 
 class ResumableCollator(ParallelCollator):
@@ -229,8 +246,13 @@ class ResumableCollator(ParallelCollator):
 
 def trained_in_bfloat16(checkpoint: str | Path) -> bool:
     """Whether the run of a checkpoint computed in bfloat16; False if its arguments cannot be read."""
+    return _argument(checkpoint, "bf16")
+
+
+def _argument(checkpoint: str | Path, name: str) -> bool:
+    """A training argument of the run of a checkpoint; False if it cannot be read."""
     try:
-        return bool(json.loads((Path(checkpoint) / TRAINING_ARGS).read_text(encoding="utf-8"))["bf16"])
+        return bool(json.loads((Path(checkpoint) / TRAINING_ARGS).read_text(encoding="utf-8"))[name])
     except (OSError, ValueError, KeyError):  # `verify` reports a damaged checkpoint
         return False
 

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from sentence_transformers.base.sampler import DefaultBatchSampler
 
 from metaphrase.exceptions import UsageError
 
 
-def check_languages(dataset: Any) -> None:
+def check_data(dataset: Any, name: str) -> None:
+    """Refuse data that are not data sets of the library `datasets`."""
+    for part in _parts_of(dataset):
+        if not isinstance(part, Dataset | IterableDataset):
+            raise UsageError(
+                f"`{name}` must be a Dataset, an IterableDataset or a dictionary of Datasets, but is or contains a "
+                f"{type(part).__name__}. Pass the `dataset` of a corpus from `load_corpus`, or convert rows with "
+                "Dataset.from_list(rows)."
+            )
+
+
+def check_languages(dataset: Any, name: str, *, streams: bool = False) -> None:
     """Refuse data whose languages are unknown, before they are read."""
-    if not isinstance(dataset, Dataset) or not {"source_lang", "target_lang"} <= set(dataset.column_names):
-        raise UsageError(
-            "'batches: language' requires the columns 'source_lang' and 'target_lang', and data that are not a stream. Load "
-            "the corpus without streaming, or set 'batches' to 'mixed'."
-        )
+    for part in _parts_of(dataset):
+        if streams and isinstance(part, IterableDataset):
+            continue
+        if not isinstance(part, Dataset) or not {"source_lang", "target_lang"} <= set(part.column_names):
+            raise UsageError(
+                "'batches: language' requires the columns 'source_lang' and 'target_lang', and training data that are not "
+                f"a stream; `{name}` does not comply. Load the corpus without streaming, or set 'batches' to 'mixed'."
+            )
+
+
+def _parts_of(dataset: Any) -> list[Any]:
+    """The data sets of a dictionary, or the data set; none for None."""
+    if isinstance(dataset, Mapping):
+        return list(dataset.values())
+    return [] if dataset is None else [dataset]
 
 
 class LanguageBatchSampler(DefaultBatchSampler):

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import Trainer, set_seed
 
 from metaphrase.exceptions import UsageError
+from metaphrase.modeling.encoding import unwrap
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.training.loss import AlignmentLoss
 
@@ -26,16 +27,18 @@ class SearchesHyperparameters:
     model: Any
     get_data_collator: Callable[..., Any]
     use_loss: Callable[[AlignmentLoss], None]
+    _hp_search_setup: Callable[[Any], None]
     _make_loss: Callable[[SentenceTransformer], AlignmentLoss]
     _fresh: SentenceTransformer | None = None
 
     def build_trial(self, trial: Any = None) -> AlignmentLoss:
         """Build the encoder of a trial and its loss."""
         self._fresh = Trainer.call_model_init(self, trial)
-        return check_loss(self._make_loss(self._fresh))
+        return check_loss(self._make_loss(self._fresh), self._fresh)
 
     def begin_trial(self, trial: Any) -> None:
-        """Give the trainer the encoder and the loss of a trial."""
+        """Give the trainer the arguments, the encoder and the loss of a trial."""
+        self._hp_search_setup(trial)  # the parent class does this again, after it has built the model
         set_seed(self.args.seed)
         loss = self.build_trial(trial)
         self.model = loss.model.to(self.args.device)
@@ -49,10 +52,15 @@ class SearchesHyperparameters:
         return self._fresh
 
 
-def check_loss(loss: Any) -> AlignmentLoss:
-    """Refuse a loss that is not an AlignmentLoss."""
+def check_loss(loss: Any, model: Any = None) -> AlignmentLoss:
+    """Refuse a loss that is not an AlignmentLoss, or that trains another encoder than `model`."""
     if not isinstance(loss, AlignmentLoss):
         raise UsageError(f"AlignmentTrainer requires an AlignmentLoss, but got {type(loss).__name__}.")
+    if model is not None and unwrap(loss.model) is not unwrap(model):
+        raise UsageError(
+            "The loss belongs to another encoder than the one to train. Build it with the same object: "
+            "AlignmentLoss(model, recipe)."
+        )
     return loss
 
 

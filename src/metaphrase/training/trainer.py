@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest
 from metaphrase.corpus.digests import check_stream
@@ -36,6 +37,7 @@ from metaphrase.training.distributed import average_gradients, broadcast_weights
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
     StepGuard,
+    copied_buffers,
     explain_worker_errors,
     repeat_within_memory,
     restore_buffers,
@@ -50,13 +52,15 @@ from metaphrase.training.resuming import (
     choose_checkpoint,
     verify_best,
 )
-from metaphrase.training.sampling import LanguageBatchSampler, check_languages
+from metaphrase.training.sampling import LanguageBatchSampler, check_data, check_languages
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 
 logger = logging.getLogger(__name__)
 
 #: Pattern of the heads' parameters among those of the loss.
 HEAD_PARAMETERS = r"^heads\."
+#: Settings of optimisers that a resumed run takes from its arguments.
+HYPERPARAMETERS = {"initial_lr", "weight_decay", "betas", "eps", "momentum"}
 
 
 class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransformerTrainer):
@@ -70,17 +74,21 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
     immediately. Steps with a NaN or infinite loss or gradient are skipped (:mod:`metaphrase.training.fault_tolerance`).
 
     Args:
-        *args: As in ``SentenceTransformerTrainer``.
+        model: The encoder of the loss.
+        args: Training arguments.
+        train_dataset: The bitext: a ``Dataset``, an ``IterableDataset`` or a dictionary of ``Dataset``.
+        eval_dataset: Pairs for an evaluation loss, likewise.
         loss: An :class:`AlignmentLoss`; with ``model_init``, a function that takes an encoder and returns its loss.
         model_init: Function that returns an encoder, for hyperparameter search
             (:mod:`metaphrase.training.search`).
         **kwargs: As in ``SentenceTransformerTrainer``.
 
     Raises:
-        ValueError: The loss is not an :class:`AlignmentLoss`, prompts are given, an objective has no negatives to rank
-            against, or the run pushes a model that has one release per language.
+        UsageError: The loss is not an :class:`AlignmentLoss` or that of another encoder, the data are not data sets, an
+            argument does not apply, an objective has no negatives to rank against, the run pushes a model that has one
+            release per language, or the output folder is that of the encoder or holds files that this library did not
+            write.
         HubAccessError: The run pushes to the Hub, and the token is missing or has no write access.
-        UsageError: The output folder is that of the encoder, or holds files that this library did not write.
         CheckpointError: The output folder is a file, or is not writable.
     """
 
@@ -89,27 +97,45 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
     model_card_data_class = AlignmentModelCardData
     model: Any
 
-    def __init__(self, *args: Any, loss: Any, model_init: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: SentenceTransformer | None = None,
+        args: AlignmentTrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        loss: Any,
+        model_init: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        for name, dataset in data.items():
+            check_data(dataset, name)
         self.model_init = model_init
         if model_init is not None:
             self._make_loss = check_loss_function(loss)
             loss = self.build_trial()
-        self.alignment_loss = check_loss(loss)
+        self.alignment_loss = check_loss(loss, model if model_init is None else None)
         self._gradients_pending = self._evaluation_pending = False
         self._sampler: Any = None
         self._verified: str | None = None  # the checkpoint to resume
         self._terms: dict[str, Tensor] = {}
         self._position, self._shutdown = DataPosition(), GracefulShutdown()
-        arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
-        if getattr(arguments, "push_to_hub", False):
+        if getattr(args, "push_to_hub", False):
             check_single_release(loss)
-        if arguments is not None and arguments.should_save:
-            claim_folder(str(arguments.output_dir), model=model_folder(origin_of(loss.model)))
+        if args is not None and args.should_save:
+            claim_folder(str(args.output_dir), model=model_folder(origin_of(loss.model)))
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
-        super().__init__(*args, loss=loss, model_init=model_init, **kwargs)
+        super().__init__(model, args, **data, loss=loss, model_init=model_init, **kwargs)
         check_arguments(self.args, loss.objectives)
+        if not isinstance(self.data_collator, ParallelCollator):
+            raise UsageError(
+                f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
+                f"{type(self.data_collator).__name__}. Omit it."
+            )
         if self.args.batches == "language":
-            check_languages(self.train_dataset)
+            check_languages(train_dataset, "train_dataset")
+            check_languages(eval_dataset, "eval_dataset", streams=True)
         self._learning_rates = dict(self.args.learning_rate_mapping)
         self._steps = StepGuard(self.args)
         self.use_loss(loss)
@@ -147,13 +173,19 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
 
     def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """The sampler of the batches: of one language each, if requested."""
+        kwargs["seed"] = self._data_seed
         if self.args.batches == "language":
-            self._sampler = LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
-            return self._sampler
-        sampler = self._batch_sampler_of(dataset, *args, **kwargs)
-        if isinstance(sampler, NoDuplicatesBatchSampler):
-            self._sampler = sampler
-        return sampler
+            return LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
+        return self._batch_sampler_of(dataset, *args, **kwargs)
+
+    def get_multi_dataset_batch_sampler(self, *args: Any, **kwargs: Any) -> BatchSampler:
+        """The sampler of the batches of several data sets."""
+        return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
+
+    @property
+    def _data_seed(self) -> int:
+        """Seed of the order of the data."""
+        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
     def _batch_sampler_of(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Samplers without duplicates compare the two sentences only, not their languages."""
@@ -163,8 +195,10 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             return NoDuplicatesBatchSampler(texts, *args, precompute_hashes=hashed, **kwargs)
         return super().get_batch_sampler(dataset, *args, **kwargs)
 
-    def _build_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-        loader = super()._build_dataloader(*args, **kwargs)
+    def _build_dataloader(self, dataset: Any, batch_size: int, dataset_kind: str) -> DataLoader[Any]:
+        loader = super()._build_dataloader(dataset, batch_size, dataset_kind)
+        if dataset_kind == "train":
+            self._sampler = loader.batch_sampler
         if loader.num_workers:
             loader.timeout = self.args.dataloader_timeout
         return loader
@@ -201,9 +235,15 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             NonFiniteError: Too many consecutive steps, or all steps, had a NaN or infinite loss or gradient, or a weight is
                 NaN or infinite.
             WorkerError: A data loader worker died or is hung.
+            UsageError: No parameter is trained.
             SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
         """
         with ExitStack() as stack:
+            if not any(parameter.requires_grad for parameter in self.alignment_loss.parameters()):
+                raise UsageError(
+                    "All parameters of the encoder are frozen and the objectives have none, so there is nothing to train. "
+                    "Set requires_grad of some parameters to True."
+                )
             stack.enter_context(self.hold_output_folder())
             if self.model_init is not None:
                 self.begin_trial(kwargs.get("trial", args[0] if args else None))
@@ -254,7 +294,10 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         resume_from_checkpoint: str | None,
         trial: Any,
     ) -> tuple[int, int]:
-        """Completed epochs and batches of the next one, from the manifest if the data are a stream."""
+        """Completed epochs and batches of the next one, from the manifest.
+
+        The number of steps does not determine them for a stream, or if a callback stopped an epoch.
+        """
         self._written, self._evaluation_pending, self._gradients_pending = None, False, False
         self._steps.reset()
         self._began = time.time()
@@ -265,12 +308,18 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             manifest = read_manifest(resume_from_checkpoint)
             self._steps.reset(manifest)
             self._began -= manifest["seconds"]
-            self._written, self._evaluation_pending = Path(resume_from_checkpoint), manifest["evaluation_due"]
+            self._written = Path(resume_from_checkpoint)
+            is_before_epoch_end = manifest["batches"] > 0 == batches
+            self._evaluation_pending = manifest["evaluation_due"] or (
+                is_before_epoch_end and self.args.eval_strategy == IntervalStrategy.EPOCH
+            )
             self._find_best_checkpoint()
             stopped_early = manifest["ended"] and not self.args.allow_changes
             if stopped_early or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
-            if isinstance(self.train_dataset, IterableDataset) and not self.args.ignore_data_skip:
+            is_stream = isinstance(self.train_dataset, IterableDataset)
+            is_unchanged = not is_before_epoch_end and not self.args.allow_changes
+            if (is_stream or is_unchanged) and not self.args.ignore_data_skip:
                 epoch, batches = manifest["epoch"], manifest["batches"]
         self._position = DataPosition(epoch, offset=batches)
         return epoch, batches
@@ -285,11 +334,21 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
     def begin_epoch(self) -> None:
         """Seed views and batches for the epoch that begins, and skip the batches of an earlier run."""
         self.data_collator.set_epoch(self._position.epoch)
-        if self._sampler is not None:  # accelerate does not set its epoch in distributed training
+        if hasattr(self._sampler, "set_epoch"):  # out of the trainer's reach when a distributed run is resumed
             self._sampler.set_epoch(self._position.epoch)
         if isinstance(self.train_dataset, IterableDataset) and self.args.dataloader_num_workers == 0:
             self.data_collator.batches_to_skip = 0 if self.args.ignore_data_skip else self._position.offset
         self._position.begin_epoch()
+
+    def end_epoch(self, *, is_complete: bool) -> bool:
+        """Count an epoch, unless training stops within it.
+
+        Returns:
+            Whether a signal ends training here.
+        """
+        if is_complete:
+            self._position.end_epoch()
+        return bool(self._shutdown.agreed)
 
     def evaluate_pending(self) -> None:
         """Run the evaluation that a signal skipped, so that best checkpoint and early stopping are unaffected."""
@@ -322,7 +381,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         self._steps.begin_step()
         self.alignment_loss.step = self.state.global_step
         self._before_step = (
-            dict(self.alignment_loss.heads.named_buffers()),
+            copied_buffers(self.alignment_loss.heads),
             self._tr_loss.clone(),
             {name: value.clone() for name, value in self.accum_loss_components["train"].items()},
         )
@@ -442,9 +501,9 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore optimiser and schedule, with the learning rates and the weight decay of the arguments, if they changed."""
+        """Restore optimiser and schedule, with the hyperparameters of the arguments, if they changed."""
         schedule, groups = self.lr_scheduler, self.optimizer.param_groups
-        own = [{key: group[key] for key in ("initial_lr", "weight_decay") if key in group} for group in groups]
+        own = [{key: group[key] for key in HYPERPARAMETERS & group.keys()} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not isinstance(schedule, LambdaLR):
             return
