@@ -143,7 +143,8 @@ def measured(name: str, encoder: str, options: Options) -> list[dict[str, Any]]:
     rows = []
     for part, result in found["scores"].items():
         ((_, score),) = result["languages"].items()
-        settings = {key: result["settings"][key] for key in ("layer", "method", "level")}
+        chosen = ("layer", "method", "level", "threshold", "temperature")
+        settings = {key: value for key, value in result["settings"].items() if key in chosen}
         row = {
             "encoder": name,
             "part": part,

@@ -7,6 +7,7 @@ import torch
 
 from metaphrase.aligners.embedding import (
     EmbeddingAligner,
+    Rule,
     default_layer,
     itermax,
     locally_scaled,
@@ -201,10 +202,12 @@ def aligned_slowly(model, source, target, layer, method, level):
                 owners += [word] * len(pieces)
         sides.append((torch.stack(units), owners))
     (x, of_x), (y, of_y) = sides
+    cosine = torch.nn.functional.cosine_similarity(x[:, None], y[None], dim=-1)
     if method == "softmax":
         links = softmax_loop((x @ y.T).numpy(), 1e-3)
+    elif method == "softmax of cosines":
+        links = softmax_loop((cosine / 0.05).numpy(), 0.02)
     else:
-        cosine = torch.nn.functional.cosine_similarity(x[:, None], y[None], dim=-1)
         similarity = ((1 + cosine) / 2).numpy()
         compared = csls_loop(similarity, 5) if method == "csls" else similarity
         found = itermax_loop(similarity, 2, 0.9) if method == "itermax" else argmax_loop(compared)
@@ -223,12 +226,14 @@ def aligned_slowly(model, source, target, layer, method, level):
         [("tiny_encoder", 0), ("tiny_encoder", 1), ("tiny_xlmr", 2)],
     ),
 )
-@pytest.mark.parametrize("method", ["argmax", "itermax", "csls", "softmax"])
+@pytest.mark.parametrize("method", ["argmax", "itermax", "csls", "softmax", "softmax of cosines"])
 @pytest.mark.parametrize("level", ["piece", "word"])
 @torch.inference_mode()
 def test_matches_one_pair_at_a_time(request, name, layer, method, level):
     model = request.getfixturevalue(name)
-    aligner = EmbeddingAligner(model, layer=layer, method=method, level=level, batch_size=2)
+    cosines = {"method": "softmax", "temperature": 0.05, "threshold": 0.02}
+    settings = cosines if method == "softmax of cosines" else {"method": method}
+    aligner = EmbeddingAligner(model, layer=layer, level=level, batch_size=2, **settings)
     for (source, target), alignment in zip(PAIRS, aligner.align(PAIRS), strict=True):
         if not (len(source) and len(target)):
             assert alignment.links == alignment.scores == ()
@@ -341,6 +346,8 @@ def test_the_threshold_bounds_the_links(tiny_encoder):
         for threshold in (1e-3, 0.2, 0.9999)
     ]
     assert counts[0] > counts[1] > counts[2]
+    assert EmbeddingAligner(tiny_encoder, method="softmax").rule == Rule("softmax", "piece", 1e-3)
+    assert EmbeddingAligner(tiny_encoder, method="softmax", temperature=0.1).rule == Rule("softmax", "piece", 0.2, 0.1)
 
 
 def test_a_model_is_loaded_by_name(tiny_encoder_dir, tiny_encoder):

@@ -376,6 +376,7 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
         (["--aligner", "embedding", "--heuristic", "och"], "--heuristic is not an option of the aligner 'embedding'"),
         (["--layer", "3"], "--layer is not an option of the aligner 'fast_align'"),
         (["--aligner", "embedding", "--save", "m"], "require a statistical aligner"),
+        (["--aligner", "embedding", "--temperature", "0.1"], "--temperature requires --method softmax"),
         (["--load", "m", "--save", "n"], "remove --save"),
         (["--load", "m"], "m holds no statistical aligner"),
         (["--segmenter", "spacy"], "invalid choice: 'spacy'"),

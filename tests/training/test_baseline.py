@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metaphrase.corpus.parallel import load_test_folder
-from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.training import baseline
 from metaphrase.training.baseline import EvaluationSets, measure_baseline, read_test_sets, split_retention
 from metaphrase.training.configuration import RunConfig
@@ -72,6 +72,15 @@ def test_test_sets_are_found_in_subfolders(tmp_path, bitext):
     }
     with pytest.raises(MissingFileError, match="has no file named"):
         read_test_sets(with_options(config, test=[str(tmp_path)]))
+
+
+def test_a_damaged_test_set_in_a_subfolder_is_refused(tmp_path, bitext):
+    for name in ("tatoeba", "udhr"):
+        (tmp_path / name).mkdir()
+        write_sets(tmp_path / name, de=bitext[:5])
+    (tmp_path / "udhr" / "de-en.tsv").write_text("source\ttarget\nonly one column\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"udhr.de-en\.tsv"):
+        read_test_sets(RunConfig(corpus=["x.tsv"], test=[str(tmp_path)]))
 
 
 def test_a_baseline_is_measured_once_for_an_encoder(tiny_encoder, bitext, tmp_path, monkeypatch):

@@ -1,8 +1,8 @@
 """Word alignment from an encoder's token states: words with similar states translate each other.
 
 The methods need no training: mutual argmax and itermax (SimAlign), mutual argmax of locally scaled similarities (CSLS), or a
-threshold on both softmaxes (awesome-align). Each side is encoded separately, as in both papers: encoding a pair jointly makes
-alignment worse.
+threshold on both softmaxes of dot products (awesome-align) or of cosines. Each side is encoded separately, as in both papers:
+encoding a pair jointly makes alignment worse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metaphrase.aligners.base import Aligner, Alignment, Level, Method, WordPair
 from metaphrase.corpus.words import Link, Words, piece_spans
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError
-from metaphrase.io.arguments import Count, CountOr0, Share, checked
+from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import PACKABLE, packed
 
@@ -37,6 +37,7 @@ class Rule(NamedTuple):
     method: Method = "itermax"
     level: Level = "piece"
     threshold: float = 1e-3
+    temperature: float | None = None
 
 
 def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
@@ -132,12 +133,13 @@ def locally_scaled(similarity_bst: Tensor, mask_bst: Tensor | None = None, *, ne
 
 
 def softmax_intersection(
-    dots_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
+    logits_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
 ) -> tuple[Tensor, Tensor]:
     """Link units whose probability exceeds a threshold in the softmaxes of both directions.
 
     Args:
-        dots_bst: Dot products of the states of source and target units, shape ``(batch, source, target)``.
+        logits_bst: Dot products of the states of source and target units, or their cosines divided by a temperature, shape
+            ``(batch, source, target)``.
         mask_bst: True at real units; None means all.
         threshold: Minimum of both probabilities.
 
@@ -150,12 +152,12 @@ def softmax_intersection(
     section 2.1.
     """
     if mask_bst is None:
-        mask_bst = torch.ones_like(dots_bst, dtype=torch.bool)
-    dots_bst = dots_bst.masked_fill(~mask_bst, torch.finfo(dots_bst.dtype).min)
-    links_bst = (dots_bst.softmax(-1) > threshold) & (dots_bst.softmax(-2) > threshold) & mask_bst
+        mask_bst = torch.ones_like(logits_bst, dtype=torch.bool)
+    logits_bst = logits_bst.masked_fill(~mask_bst, torch.finfo(logits_bst.dtype).min)
+    links_bst = (logits_bst.softmax(-1) > threshold) & (logits_bst.softmax(-2) > threshold) & mask_bst
     n_source, n_target = mask_bst.sum(-2, keepdim=True).amax(-1, True), mask_bst.sum(-1, keepdim=True).amax(-2, True)
-    forward_bst = (dots_bst / n_target.clamp(min=1).sqrt()).softmax(-1)
-    backward_bst = (dots_bst / n_source.clamp(min=1).sqrt()).softmax(-2)
+    forward_bst = (logits_bst / n_target.clamp(min=1).sqrt()).softmax(-1)
+    backward_bst = (logits_bst / n_source.clamp(min=1).sqrt()).softmax(-2)
     score_bst = 2 * forward_bst * backward_bst / (forward_bst + backward_bst + 1e-9)
     return links_bst, score_bst.masked_fill(~links_bst, 0.0)
 
@@ -188,7 +190,10 @@ class EmbeddingAligner(Aligner):
         method: ``"argmax"`` finds the fewest and most precise links, ``"itermax"`` finds more, ``"csls"`` is argmax of
             similarities that `locally_scaled` corrects for hubs, ``"softmax"`` also links one word to several.
         level: ``"piece"`` or ``"word"``.
-        threshold: See `softmax_intersection`; ``"softmax"`` only.
+        threshold: See `softmax_intersection`; ``"softmax"`` only. The default is 0.2 with a temperature, and else
+            awesome-align's 0.001.
+        temperature: Temperature of the softmaxes of cosines; None compares dot products, as awesome-align does.
+            ``"softmax"`` only.
         batch_size: Sentences per forward pass, and pairs per comparison.
         device: Device of a model given by name.
 
@@ -207,7 +212,8 @@ class EmbeddingAligner(Aligner):
         layer: CountOr0 | None = None,
         method: Method = "itermax",
         level: Level = "piece",
-        threshold: Share = 1e-3,
+        threshold: Share | None = None,
+        temperature: Positive | None = None,
         batch_size: Count = 64,
         device: str | None = None,
     ) -> None:
@@ -218,7 +224,8 @@ class EmbeddingAligner(Aligner):
             raise ModelError(f"Unknown layer {layer}: the encoder has layers 0 to {layers}.")
         self.method = method
         self.level = level
-        self.threshold = threshold
+        self.threshold = threshold if threshold is not None else 1e-3 if temperature is None else 0.2
+        self.temperature = temperature
         self.batch_size = batch_size
 
     @torch.inference_mode()
@@ -228,8 +235,8 @@ class EmbeddingAligner(Aligner):
 
     @property
     def rule(self) -> Rule:
-        """The aligner's own method, level and threshold."""
-        return Rule(self.method, self.level, self.threshold)
+        """The aligner's own method, level, threshold and temperature."""
+        return Rule(self.method, self.level, self.threshold, self.temperature)
 
     @torch.inference_mode()
     def align_by(self, pairs: Sequence[WordPair], rules: Sequence[Rule]) -> list[list[Alignment]]:
@@ -317,11 +324,14 @@ def link_units(sources: list[Tensor], targets: list[Tensor], rule: Rule) -> list
     source_bsh, target_bth = pad_sequence(sources, True), pad_sequence(targets, True)
     real_bs, real_bt = (pad_sequence([x.new_ones(len(x)) for x in side], True).bool() for side in (sources, targets))
     mask_bst = real_bs.unsqueeze(2) & real_bt.unsqueeze(1)
+    if rule.method != "softmax" or rule.temperature is not None:
+        source_bsh, target_bth = F.normalize(source_bsh, dim=-1), F.normalize(target_bth, dim=-1)
+    dots_bst = source_bsh @ target_bth.mT
     if rule.method == "softmax":
-        dots_bst = source_bsh @ target_bth.mT
-        links_bst, score_bst = softmax_intersection(dots_bst, mask_bst, threshold=rule.threshold)
+        logits_bst = dots_bst / (rule.temperature or 1)
+        links_bst, score_bst = softmax_intersection(logits_bst, mask_bst, threshold=rule.threshold)
     else:
-        score_bst = (1 + F.normalize(source_bsh, dim=-1) @ F.normalize(target_bth, dim=-1).mT) / 2
+        score_bst = (1 + dots_bst) / 2
         compared_bst = locally_scaled(score_bst, mask_bst) if rule.method == "csls" else score_bst
         match: Callable[[Tensor, Tensor], Tensor] = itermax if rule.method == "itermax" else mutual_argmax
         links_bst = match(compared_bst, mask_bst)

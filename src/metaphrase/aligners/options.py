@@ -12,14 +12,14 @@ from metaphrase.corpus.codes import language_code
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import Count, CountOr0, Range, checked
+from metaphrase.io.arguments import Count, CountOr0, Positive, Range, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files, check_folder
 
 #: The options of each kind of aligner.
 SETTINGS = {
     "statistical": ("heuristic", "iterations", "lowercase", "strip_punctuation"),
-    "embedding": ("model", "layer", "method", "level", "threshold", "batch_size"),
+    "embedding": ("model", "layer", "method", "level", "threshold", "temperature", "batch_size"),
     "span": ("model", "threshold", "batch_size", "force_bidirectional", "align_to_words"),
 }
 
@@ -57,6 +57,9 @@ class AlignOptions(BitextOptions):
     level: Level | None = option(None, "Units that the embedding aligner compares (default: piece).")
     threshold: Annotated[float, Range(0, 2)] | None = option(
         None, "Minimum score of a link: of the span aligner, or of --method softmax."
+    )
+    temperature: Positive | None = option(
+        None, "Temperature at which --method softmax compares cosines (default: it compares dot products)."
     )
     lowercase: bool | None = option(None, "Lowercase words in statistical aligners (default: true).")
     strip_punctuation: bool | None = option(
@@ -121,10 +124,12 @@ class AlignOptions(BitextOptions):
         kind = "statistical" if self.aligner in STATISTICAL else self.aligner
         if others := self.settings.keys() - set(SETTINGS[kind]):
             raise UsageError(f"--{min(others)} is not an option of the aligner {self.aligner!r}.")
-        if kind == "embedding" and self.threshold is not None and self.method != "softmax":
-            raise UsageError(
-                "--threshold requires --method softmax; the other methods of the embedding aligner have none."
-            )
+        if kind == "embedding" and self.method != "softmax":
+            for name in ("threshold", "temperature"):
+                if getattr(self, name) is not None:
+                    raise UsageError(
+                        f"--{name} requires --method softmax; the other methods of the embedding aligner have none."
+                    )
         if kind == "span" and self.model is None:
             raise UsageError("The span aligner requires --model, a question answering checkpoint such as WSPAlign's.")
 

@@ -299,7 +299,7 @@ def _lines_of_pairs(*paths: str | Path) -> list[tuple[str, ...]]:
 
 
 _LEVELS: tuple[Level, ...] = ("piece", "word")
-#: Rules that `tune_rule` tries, in this order; the thresholds surround awesome-align's 0.001.
+#: Rules that `tune_rule` tries, in this order. Of dot products, the thresholds surround awesome-align's 0.001.
 RULES = tuple(
     rule
     for level in _LEVELS
@@ -308,6 +308,11 @@ RULES = tuple(
         Rule("itermax", level),
         Rule("csls", level),
         *(Rule("softmax", level, threshold) for threshold in (1e-1, 1e-2, 1e-3, 1e-4)),
+        *(
+            Rule("softmax", level, threshold, temperature)
+            for temperature in (0.03, 0.05, 0.1)
+            for threshold in (0.1, 0.15, 0.2, 0.3)
+        ),
     )
 )
 
@@ -385,6 +390,7 @@ def evaluate_word_alignment(
             method=aligner.method,
             level=aligner.level,
             **({"threshold": aligner.threshold} if aligner.method == "softmax" else {}),
+            **({} if aligner.temperature is None else {"temperature": aligner.temperature}),
         ),
     )
 

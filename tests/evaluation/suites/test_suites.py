@@ -34,6 +34,7 @@ from metaphrase.evaluation.suites.running import (
     describe_protocol,
     encoding_speed,
     find_benchmarks,
+    measure_all,
     run_benchmark,
     stronger,
 )
@@ -367,10 +368,23 @@ def test_xsim_is_directed(data, subject):
     assert any(asymmetric), "the sets do not tell one direction from the other"
 
 
+def test_a_damaged_test_set_in_a_subfolder_fails(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+    """Its results would be missing; the other test sets are still measured."""
+    (data / "damaged").mkdir()
+    (data / "damaged" / "sw-en.test.tsv").write_text("source\ttarget\nonly one column\n", encoding="utf-8")
+    benchmarks, missing = find_benchmarks(data, ["retrieval"], SETTINGS)
+    assert not missing
+    subject = Subject(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", SETTINGS)
+    found = measure_all(benchmarks, subject, missing, lambda item: None)
+    assert list(found["failed"]) == ["damaged"]
+    assert "sw-en.test.tsv" in found["failed"]["damaged"]
+    assert "tatoeba" in found["scores"]
+
+
 def test_quotation_marks_can_be_stripped(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     write_pairs(data / "tatoeba" / "de-en.tsv.gz", [{"source": '"a" b', "target": 'c "d"'}])
     settings = Settings(resamples=50, strip_quotes=True)
-    ((sets, _),) = (one for name, one in parallel_folders(data, settings).items() if name == "tatoeba")
+    sets = parallel_folders(data, settings)["tatoeba"].sets
     assert (sets["de"].sources, sets["de"].targets) == (("a b",), ("c d",))
     part, plain = (
         next(part for part in find_benchmarks(data, ["retrieval"], one)[0] if part.name == "tatoeba")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -63,8 +62,6 @@ from metaphrase.evaluation.word_alignment import (
 from metaphrase.evaluation.xsimpp import NEIGHBOURS, evaluate_xsimpp
 from metaphrase.io.digests import files_sha256
 
-logger = logging.getLogger(__name__)
-
 #: Number of neighbours in the margin of xsim.
 XSIM_K = 4
 #: Folders that hold a test set although their files name no split.
@@ -72,6 +69,8 @@ _TEST_SETS = ("tatoeba", "udhr")
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
 _ANSWER_WORK = {"sentence": 0.5, "paragraph": 2.5}
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
+
+Results = dict[str, Result]
 
 # Retrieval
 
@@ -88,16 +87,43 @@ def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
     return stripped
 
 
-def parallel_folders(
-    data: Path | None, settings: Settings
-) -> dict[str, tuple[dict[str, ParallelSet], tuple[Path, ...]]]:
-    """Test sets in a folder and its subfolders, of at most ``settings.first`` pairs, with their files.
+class FoundSets(NamedTuple):
+    """The parallel test sets of a folder.
+
+    Attributes:
+        sets: The sets by language; empty if they cannot be read.
+        files: Their files.
+        error: Why they cannot be read, if so.
+    """
+
+    sets: Mapping[str, ParallelSet]
+    files: tuple[Path, ...]
+    error: ValueError | None = None
+
+    def benchmark(
+        self, name: str, suite: str, protocol: str, measure: Callable[[Mapping[str, ParallelSet], Subject], Results]
+    ) -> Benchmark:
+        """A benchmark of these sets, which fails if they cannot be read."""
+        digest = files_sha256(self.files)
+        return Benchmark(
+            name, suite, protocol, self.files, text_size(self.files), partial(self._measure, measure), loaded=digest
+        )
+
+    def _measure(self, measure: Callable[[Mapping[str, ParallelSet], Subject], Results], subject: Subject) -> Results:
+        if self.error is not None:
+            raise self.error
+        return measure(self.sets, subject)
+
+
+def parallel_folders(data: Path | None, settings: Settings) -> dict[str, FoundSets]:
+    """Test sets in a folder and its subfolders, of at most ``settings.first`` pairs.
 
     A folder that itself holds parallel files is the only test set; without ``settings.split``, its files without a split
     are read, or else those of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
     are a test set only in a subfolder that is named as one, because a corpus or a dictionary has the same format.
 
-    Malformed subfolders are skipped with a warning.
+    Raises:
+        DataError: A file of the folder itself is malformed. The sets of a malformed subfolder have an ``error`` instead.
     """
     if data is not None and any(data.glob("*-en.*tsv*")):
         tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))
@@ -107,33 +133,35 @@ def parallel_folders(
         else:  # a sample has languages of its own, and a folder may lack some of them
             available = load_parallel_folder(data, None, split)
             sets = {language: available[language] for language in wanted_languages(available, settings)}
-        found = {folder_name(data): sets} if sets else {}
+        found = {folder_name(data): FoundSets(sets, _files(sets))} if sets else {}
     else:
         found = dict(_subfolders(folders(data), settings))
-    if settings.strip_quotes:
-        found = {name: strip_quotes(sets) for name, sets in found.items()}
-    return {
-        name: (
-            {code: one.rows(range(len(one.sources))[: settings.first]) for code, one in sets.items()},
-            tuple(one.path for one in sets.values() if one.path),
-        )
-        for name, sets in found.items()
-    }
+    return {name: one._replace(sets=_chosen(one.sets, settings)) for name, one in found.items()}
 
 
-def _subfolders(candidates: Iterable[Path], settings: Settings) -> Iterator[tuple[str, dict[str, ParallelSet]]]:
+def _chosen(sets: Mapping[str, ParallelSet], settings: Settings) -> dict[str, ParallelSet]:
+    """The pairs that are measured, in the form in which they are measured."""
+    stripped = strip_quotes(sets) if settings.strip_quotes else sets
+    return {code: one.rows(range(len(one.sources))[: settings.first]) for code, one in stripped.items()}
+
+
+def _files(sets: Mapping[str, ParallelSet]) -> tuple[Path, ...]:
+    return tuple(one.path for one in sets.values() if one.path)
+
+
+def _subfolders(candidates: Iterable[Path], settings: Settings) -> Iterator[tuple[str, FoundSets]]:
     for folder in candidates:
         split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
-        pattern = f"*-en.{split}.tsv*" if split else "*-en.tsv*"
-        if not any(folder.glob(pattern)) or (split is None and folder.name not in _TEST_SETS):
+        files = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
+        if not files or (split is None and folder.name not in _TEST_SETS):
             continue
         try:
             sets = load_parallel_folder(folder, None, split)
         except ValueError as error:
-            logger.warning("%s", error)
+            yield folder_name(folder), FoundSets({}, tuple(files), error)
             continue
         if chosen := {language: sets[language] for language in wanted_languages(sets, settings)}:
-            yield folder_name(folder), chosen
+            yield folder_name(folder), FoundSets(chosen, _files(chosen))
 
 
 def stripped_note(settings: Settings) -> str:
@@ -146,10 +174,8 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
     retrieved_by = "cosine" if settings.margin_k is None else f"ratio margin, k={settings.margin_k}"
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
-    for name, (sets, files) in parallel_folders(data, settings).items():
-        measure = partial(_measure_retrieval, name, sets)
-        loaded = files_sha256(files)
-        yield Benchmark(name, "retrieval", protocol, files, text_size(files), measure, loaded=loaded)
+    for name, tests in parallel_folders(data, settings).items():
+        yield tests.benchmark(name, "retrieval", protocol, partial(_measure_retrieval, name))
 
 
 def _measure_retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
@@ -429,16 +455,13 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
 
 def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
-    for name, (sets, files) in parallel_folders(data, settings).items():
-        yield replace(_xsimpp(name, files, partial(_measure_xsimpp, name, sets)), loaded=files_sha256(files))
-    for folder, languages, files in _topic_folders(data, settings):
-        found = _xsimpp("sib200", files, partial(_measure_sib200_xsimpp, folder, languages, settings.first))
-        yield replace(found, work=found.work / 8)  # one split of two or three
-
-
-def _xsimpp(name: str, files: tuple[Path, ...], measure: Callable[[Subject], dict[str, Result]]) -> Benchmark:
     protocol = f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors"
-    return Benchmark(f"{name} xsim++", "xsim++", protocol, files, text_size(files), measure)
+    for name, tests in parallel_folders(data, settings).items():
+        yield tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name))
+    for folder, languages, files in _topic_folders(data, settings):
+        work = text_size(files) / 8  # one split of two or three
+        measure = partial(_measure_sib200_xsimpp, folder, languages, settings.first)
+        yield Benchmark("sib200 xsim++", "xsim++", protocol, files, work, measure)
 
 
 def _measure_xsimpp(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
@@ -463,15 +486,11 @@ def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     known = [name for name in local if name in ("tatoeba", "udhr")]
     for name in settings.tasks or known or local:
         if name in local:
-            sets, files = local[name]
             protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{stripped_note(settings)}"
-            measure = partial(_measure_mteb, name, sets)
-            loaded = files_sha256(files)
-            yield Benchmark(f"mteb {name}", "mteb", protocol, files, text_size(files), measure, loaded=loaded)
+            yield local[name].benchmark(f"mteb {name}", "mteb", protocol, partial(_measure_mteb, name))
         else:
-            yield Benchmark(
-                f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, partial(_measure_mteb, name, None)
-            )
+            measure = partial(_measure_mteb, name, None)
+            yield Benchmark(f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, measure)
 
 
 def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Subject) -> dict[str, Result]:
