@@ -71,6 +71,11 @@ def bare_language(language: str) -> str:
     return (standard_code(language) or language.strip().lower().replace("_", "-")).split("-")[0]
 
 
+def is_plain(code: str) -> bool:
+    """Whether a bare code has only letters and digits of ASCII, and can be a part of the name of a file."""
+    return code.isascii() and code.isalnum()
+
+
 def language_code(name: str) -> str:
     """As :func:`standard_code`, for a language that a caller states. The `UsageError` for other names suggests a code."""
     code = standard_code(name)
