@@ -247,7 +247,9 @@ class FilterOptions(BitextOptions):
         return Path(self.output), Path(f"{self.output}.json")
 
     def check(self) -> None:
-        """Check the output."""
+        """Check that the options are consistent."""
+        if self.score == "cosine" and self.margin != "ratio":
+            raise UsageError(f"--margin {self.margin} is not used with --score cosine. Omit one of them.")
         check_writable(self.output)
         check_files(self.outputs, self.input_files(self.corpus))
 
