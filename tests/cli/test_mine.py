@@ -304,6 +304,8 @@ def test_languages_come_from_file_names():
     options = MiningOptions(source="a/news.sw.gz", target="mono.eu.txt", output="x.tsv")
     assert options.languages == ("sw", "eu")
     assert replace(options, source="mono.sw.tsv.gz", target_lang="fi").languages == ("sw", "fi")
+    with pytest.raises(ValueError, match=r"Cannot infer the language from the file name 'train\.src'"):
+        _ = replace(options, source="train.src").languages  # not Sardinian
 
 
 def test_too_little_disk_is_said_before_the_work(encoder, texts, tmp_path, capsys, monkeypatch):

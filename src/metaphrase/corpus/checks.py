@@ -355,8 +355,8 @@ def _shifted(pairs: ParallelSet) -> Finding | None:
     return Finding(
         "info",
         "shift-not-checked",
-        f"The lengths of these {len(row_n):,} pairs do not show whether the sides are shifted by a line. Pass a model, which "
-        "compares their meaning: metaphrase diagnose starter --corpus …",
+        "The lengths of the sentences do not show whether the sides are shifted by a line. Pass a model, which compares "
+        "their meaning: metaphrase diagnose starter --corpus …",
         pairs.language,
         of=len(row_n),
     )
