@@ -26,7 +26,8 @@ MAX_EXPANSION, EXPANSION_AFTER = 200, 64 << 20
 
 _BREAK = re.compile(r"[\t\n\r]")
 #: Characters without width: soft hyphens, zero-width spaces and joiners, marks of the writing direction, byte order marks.
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+_WITHOUT_WIDTH = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
+_INVISIBLE, _VISIBLE = re.compile(f"[{_WITHOUT_WIDTH}]"), re.compile(rf"[^\s{_WITHOUT_WIDTH}]")
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -207,7 +208,7 @@ def is_blank(text: str) -> bool:
     >>> is_blank(" \u200b"), is_blank("—")
     (True, False)
     """
-    return not text or text.isspace() or not _INVISIBLE.sub("", text).strip()
+    return _VISIBLE.search(text) is None
 
 
 def normalised(text: str) -> str:
