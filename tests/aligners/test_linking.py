@@ -173,6 +173,14 @@ def test_statistical_aligners_are_trained_for_each_pair_of_languages(bitext, tmp
     assert load_aligners(tmp_path / "models" / "de-en", heuristic="union").heuristic == "union"
     with pytest.raises(ValueError, match=r"No aligner for sw-en\. Available: de-en, nl-en"):
         add(corpus(ROWS), loaded)
+    unknown = Dataset.from_dict({name: columns[name] for name in ("source", "target", "target_lang")})
+    with pytest.raises(ValueError, match=r"No aligner for und-en\. Available: de-en, nl-en"):
+        add(unknown, loaded)
+    only = shutil.copytree(tmp_path / "models" / "de-en", tmp_path / "only" / "de-en").parent
+    found, _ = add(unknown.select(range(0, len(bitext), 2)), load_aligners(only))
+    assert found["alignment"][:] == dataset["alignment"][::2]
+    with pytest.raises(ValueError, match=r"No aligner for nl-en\. Available: de-en"):
+        add(Dataset.from_dict(columns), load_aligners(only))
     (tmp_path / "models" / "nl-en" / "aligner.json").unlink()  # the other one must not align Dutch, too
     with pytest.raises(ValueError, match=r"nl-en holds no statistical aligner: aligner\.json is missing"):
         load_aligners(tmp_path / "models")
@@ -213,7 +221,7 @@ def test_trained_aligners_are_found_again(tmp_path, monkeypatch):
     next((tmp_path / "models" / "sw-en").glob("direct.*")).write_bytes(b"")
     third, _ = add(corpus(ROWS), "ibm1", folder=tmp_path)
     assert third.to_list() == first.to_list()
-    assert load_aligners(tmp_path / "models").trained_pairs
+    assert load_aligners(tmp_path / "models")["sw-en"].trained_pairs
 
 
 def test_a_work_folder_belongs_to_one_command(tmp_path):

@@ -105,8 +105,9 @@ def test_a_byte_order_mark_is_not_part_of_a_word_or_column(filtered):
     assert filtered(["\ufeffsource\ttarget", *LINES])[0] == "source\ttarget\talignment\talignment_scores"
 
 
-def test_nothing_in_nothing_out(filtered):
-    assert filtered([]) == []
+def test_nothing_in_nothing_out(filtered, tmp_path):
+    assert filtered([], "--summary", str(tmp_path / "summary.json")) == []
+    assert json.loads((tmp_path / "summary.json").read_text())["pairs"] == 0
     assert filtered(["source\ttarget"]) == ["source\ttarget\talignment\talignment_scores"]
     assert filtered(["source\ttarget"], "--pharaoh") == []
 
@@ -210,6 +211,12 @@ def test_a_filter_can_write_to_a_file(filtered, tmp_path):
         ("a ||| b\na\n", "stdin:2: expected 2 columns, found 1"),
         ("source\ttarget\tsource\n", "duplicate column"),
         (b"a\tb\n\xff\tb\n", "stdin:2: this is not UTF-8 .byte 0xff"),
+        (
+            "source\ttarget\talignment\na b\tx\t1-1\n",
+            "The pair 'a b' has unusable links: a link points outside of the 2 and 1",
+        ),
+        ("source\ttarget\talignment\na b\tx\t1:1\n", "The pair 'a b' has unusable links: An alignment has the form"),
+        ("source\ttarget\tsource_lang\na\tb\t../../x\n", "'../../x' is not the code of a language"),
     ],
 )
 def test_lines_that_are_wrong_are_named(stdin, capsys, content, message):

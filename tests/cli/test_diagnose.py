@@ -49,6 +49,15 @@ def test_a_fault_is_an_error_and_exit_status_1(rows, tmp_path, capsys, fault, me
     assert any(message in finding["message"] for finding in found if finding["severity"] == "error")
 
 
+def test_a_test_set_with_another_code_of_the_language_is_searched(rows, tmp_path, capsys):
+    (tmp_path / "test").mkdir()
+    other = [(source, f"Other text {at}.") for at, (source, _) in enumerate(rows[:20])]
+    written(tmp_path / "test" / "swh-en.tsv", other)
+    assert run("--corpus", written(tmp_path / "pairs.tsv", rows), "--test", str(tmp_path / "test"), "--json") == 1
+    codes = [finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]]
+    assert "leakage" in codes
+
+
 @pytest.mark.parametrize("first", [0, 4])
 def test_sixty_pairs_of_moses_that_are_shifted(rows, tmp_path, capsys, fault, first):
     """A line is missing in one file, and one too many stands at its end: the numbers of lines are equal."""

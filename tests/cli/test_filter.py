@@ -88,3 +88,10 @@ def test_the_neighbours_of_hard_negatives_are_counted(tiny_encoder_dir, bitext, 
     command = ["filter", str(tmp_path / "p.tsv"), "--source_lang", "de", "--model", str(tiny_encoder_dir)]
     assert main([*command, "-o", str(tmp_path / "o.tsv"), "--negatives", "1"]) == 0
     assert seen == [filtering.NEGATIVE_NEIGHBOURS]
+
+
+def test_a_margin_that_is_not_computed_is_refused(tmp_path, capsys):
+    (tmp_path / "p.tsv").write_text("paka\tcat\n", encoding="utf-8")
+    command = ["filter", str(tmp_path / "p.tsv"), "--source_lang", "sw", "-o", str(tmp_path / "o.tsv")]
+    assert main([*command, "--score", "cosine", "--margin", "distance"]) == 2
+    assert "--margin distance is not used with --score cosine" in " ".join(capsys.readouterr().err.split())

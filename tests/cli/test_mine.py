@@ -276,6 +276,14 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
         ),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--source_column", "text"], "no column 'text'"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--source_column", "3"], "column 3 is missing; the line has 1"),
+        (
+            ["{d}/x.de.tsv", "{en}", "-o", "{d}/x.tsv"],
+            "de.tsv:1: the file has several columns. Name one (--source_column",
+        ),
+        (
+            ["{d}/x.jsonl", "{en}", "-o", "{d}/x.tsv", "--source_lang", "de"],
+            "is not text with one sentence per line, or TSV",
+        ),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--margin", "best"], "--margin"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "auto", "--k", "1"], "requires --k 2 or more"),
     ],
@@ -283,6 +291,8 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
 def test_mistakes_are_one_clear_line(encoder, texts, tmp_path, capsys, arguments, message):
     (tmp_path / "empty.de").write_text("\n \n")
     (tmp_path / "text.txt").write_text("eins\n")
+    (tmp_path / "x.de.tsv").write_text("1\teins\n")
+    (tmp_path / "x.jsonl").write_text('{"text": "eins"}\n')
     names = {"de": texts[0], "en": texts[1], "d": tmp_path}
     assert main(["mine", *(argument.format(**names) for argument in arguments)]) == 2
     error = capsys.readouterr().err
@@ -294,6 +304,8 @@ def test_languages_come_from_file_names():
     options = MiningOptions(source="a/news.sw.gz", target="mono.eu.txt", output="x.tsv")
     assert options.languages == ("sw", "eu")
     assert replace(options, source="mono.sw.tsv.gz", target_lang="fi").languages == ("sw", "fi")
+    with pytest.raises(ValueError, match=r"Cannot infer the language from the file name 'train\.src'"):
+        _ = replace(options, source="train.src").languages  # not Sardinian
 
 
 def test_too_little_disk_is_said_before_the_work(encoder, texts, tmp_path, capsys, monkeypatch):
@@ -330,6 +342,21 @@ def test_lines_that_cannot_be_read(tmp_path):
     path = tmp_path / "x.de"
     path.write_bytes(b"gut\n\xff\n" + b"x" * 20_000 + "\na\tb \u2028c\r\n".encode())
     assert list(read_sentences(path)) == ["gut", None, None, "a b \u2028c"]
+    path.write_text("\ufeff\n \u200b\t\ufeff\r\n\u200fא\n", encoding="utf-8")
+    assert list(read_sentences(path)) == ["", "", "\u200fא"]
+
+
+def test_the_same_text_in_two_normal_forms_is_a_copy(encoder, bitext, tmp_path):
+    """Diacritics are one character or two, and characters without width do not count."""
+    (tmp_path / "a.de").write_text("\n".join(["Caf\u00e9", *(row["source"] for row in bitext)]), encoding="utf-8")
+    (tmp_path / "a.en").write_text(
+        "\n".join(["cafe\u0301\u200b", *(row["target"] for row in bitext)]), encoding="utf-8"
+    )
+    texts = [str(tmp_path / name) for name in ("a.de", "a.en")]
+    for more, copies in ([], 0), (["--copies"], 1):
+        output = tmp_path / f"{copies}.tsv"
+        assert main(["mine", *texts, "-o", str(output), *SETTINGS, *more]) == 0
+        assert sum(row["target"].startswith("cafe") for row in rows_of(output)) == copies
 
 
 def test_histogram_counts_every_score():
@@ -430,6 +457,22 @@ def test_filter_goes_on_after_a_failure(encoder, corpus, tmp_path, monkeypatch):
     assert len(encoder.embedded) - embedded < embedded + 30
     assert not set(encoder.embedded[:embedded]) & set(encoder.embedded[embedded:])
     assert len(rows_of(output)) == len(rows)
+
+
+def test_another_order_of_the_files_is_other_work(encoder, corpus, tmp_path, monkeypatch, capsys):
+    """Embeddings are stored in the order of the pairs."""
+    path, _ = corpus
+    header, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    files = []
+    for name, part in (("a", lines[:10]), ("b", lines[10:])):
+        files.append(tmp_path / f"{name}.tsv")
+        files[-1].write_text("".join([header, *part]), encoding="utf-8")
+    with monkeypatch.context() as broken:
+        broken.setattr(filtering, "write_corpus", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(["filter", *map(str, files), "-o", str(tmp_path / "x.tsv"), *SETTINGS]) == 130
+    assert main(["filter", *map(str, files[::-1]), "-o", str(tmp_path / "x.tsv"), *SETTINGS]) == 2
+    assert "differs in: inputs" in " ".join(capsys.readouterr().err.split())
+    assert main(["filter", *map(str, files), "-o", str(tmp_path / "x.tsv"), *SETTINGS]) == 0
 
 
 def test_rows_are_counted_once_as_they_are_read():

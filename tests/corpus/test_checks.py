@@ -248,6 +248,15 @@ def test_leakage_of_sides_and_pairs(fault):
     fault("C7", "test sentences in the training text, in another form", tried=3, survived=finding.count)
 
 
+def test_leakage_despite_another_code_of_the_language_and_invisible_characters():
+    train = {"zh": ParallelSet("zh", ("謝\u200b謝 你", "\u202b你好嗎\u202c"), ("Any", "Other"))}
+    tested = ParallelSet("zh-Hant", ("謝謝 你", "你好嗎"), ("Thank you", "How are you"))
+    (finding,) = check_leakage(train, {"zh-Hant": tested})
+    assert (finding.severity, finding.count) == ("error", 2)
+    (finding,) = check_leakage({"zh-Hant": tested}, {"zh": train["zh"]})
+    assert finding.count == 2
+
+
 def test_leakage_of_english_through_another_language():
     train = {"te": ParallelSet("te", ("హలో",), ("Hello",))}
     (finding,) = check_leakage(train, {"sw": ParallelSet("sw", ("Habari",), ("hello",))})

@@ -135,6 +135,8 @@ def test_one_column_alone_and_files_without_columns_are_refused(tmp_path):
     path = write_rows(tmp_path, "csv")
     with pytest.raises(UsageError, match="both sides: source_column and target_column"):
         load_corpus(path, source_column="positive")
+    with pytest.raises(UsageError, match="Both sides are the column 'positive'"):
+        load_corpus(path, source_column="positive", target_column="positive")
     for side in ("sw", "en"):
         write(tmp_path / f"x.{side}", "a\n")
     with pytest.raises(UsageError, match="moses files have no columns"):

@@ -24,7 +24,7 @@ def write(tmp_path):
 
 @pytest.mark.parametrize("name", ["text.txt", "text.txt.gz", "packed-without-saying-so"])
 def test_sentences_are_paired_inside_documents(write, name):
-    path = write("a\nb\nc\nd\ne\n\n\n f \n \t\ng\nh", name)
+    path = write("a\nb\nc\nd\ne\n\u200b\n\n f \n \t\ng\nh", name)
     if name == "packed-without-saying-so":
         path.write_bytes(gzip.compress(path.read_bytes()))
     assert load_monolingual(path) == ["a\nb", "c\nd", "e", "f", "g\nh"]

@@ -319,6 +319,24 @@ def test_splits_are_told_apart_whatever_their_names(tmp_path, name):
     assert pairs_of(load_corpus(tmp_path)) == [("train", "word")]
 
 
+def test_validation_pairs_are_dev_pairs(tmp_path):
+    """Otherwise the training pairs, whose file has no split, would be the dev pairs."""
+    tsv(tmp_path / "sw-en.tsv", [("paka", "cat")])
+    tsv(tmp_path / "sw-en.validation.tsv", [("mbwa", "dog")])
+    for split in ("dev", "valid", "validation"):
+        assert pairs_of(load_corpus(tmp_path, split=split)) == [("mbwa", "dog")]
+    tsv(tmp_path / "sw-en.dev.tsv", [("maji", "water")])
+    assert pairs_of(load_corpus(tmp_path, split="dev")) == [("maji", "water")]
+
+
+def test_a_suffix_of_a_moses_pair_that_is_also_a_code(tmp_path):
+    """src is Sardinian in ISO 639-3."""
+    for suffix, text in ("src", "paka\n"), ("en", "cat\n"):
+        (tmp_path / f"train.{suffix}").write_text(text)
+    corpus = load_corpus(f"{tmp_path}/train.src,{tmp_path}/train.en", languages=["sw"])
+    assert corpus.dataset["source_lang"][:] == ["sw"]
+
+
 def test_a_moses_folder_with_ids_beside_it(tmp_path):
     moses(tmp_path, "Bible.en-sw")
     write(tmp_path / "Bible.en-sw.ids", "1\n")

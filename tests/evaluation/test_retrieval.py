@@ -109,7 +109,9 @@ def test_loads_the_files_of_a_split(tmp_path):
     write_pairs(tmp_path / "sw-en.test.tsv.gz", [("nyumba", "house", "x")], "source\ttarget\tprovenance")
     write_pairs(tmp_path / "zh-Hant-en.tsv.gz", [("貓", "cat")])
     (tmp_path / "NOTICE.md").write_text("notice")
-    assert list(load_parallel_folder(tmp_path)) == ["sw", "te", "zh-Hant"]
+    write_pairs(tmp_path / "pt_BR-en.tsv.gz", [("gato", "cat")])
+    write_pairs(tmp_path / "zh_Hans-en.tsv.gz", [("猫", "cat")])
+    assert list(load_parallel_folder(tmp_path)) == ["pt_BR", "sw", "te", "zh-Hant", "zh_Hans"]
     assert list(load_parallel_folder(tmp_path, ["te", "sw"])) == ["te", "sw"]
     sw = load_parallel_folder(tmp_path, ["sw"])["sw"]
     assert (sw.sources, sw.targets, sw.path) == (("paka", "mbwa"), ("cat", "dog"), tmp_path / "sw-en.tsv.gz")

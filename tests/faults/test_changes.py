@@ -176,11 +176,12 @@ def growing(tmp_path, monkeypatch):
 def test_a_command_notices_a_change(tmp_path, growing, tiny_encoder_dir, capsys, fault, command):
     name, *more = command.split()
     out, model = str(tmp_path / "out.tsv"), ["--model", str(tiny_encoder_dir)]
+    mined = [str(growing), str(growing), "--source_column", "1", "--target_column", "2"]
     options = {
         "diagnose": ["--corpus", str(growing)],
         "filter": [str(growing), "-o", out, *model],
         "align": [str(growing), "-o", out],
-        "mine": [str(growing), str(growing), "-o", out, "--source_lang", "sw", "--target_lang", "en", *model],
+        "mine": [*mined, "-o", out, "--source_lang", "sw", "--target_lang", "en", *model],
         "train": ["--corpus", str(growing), "--output_dir", out, "--max_steps", "2", "--use_cpu", *model, *more],
     }
     assert main([name, *options[name]]) == 2

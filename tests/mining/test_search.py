@@ -52,7 +52,7 @@ def knn_loop(queries, pool, k):
 
 
 def margin_loop(a, b, margin):
-    return {"ratio": a / b, "distance": a - b, "absolute": a}[margin]
+    return {"ratio": a / max(b, 1e-6), "distance": a - b, "absolute": a}[margin]
 
 
 def knn_products(queries, pool, k):
@@ -248,6 +248,17 @@ def test_worked_example():
     assert best.kept == 3
     assert best.threshold < pairs.score_c[2]
     assert best.threshold == pytest.approx(float(pairs.score_c[2]))
+
+
+def test_a_mean_that_is_not_positive_does_not_turn_the_order_around():
+    """Texts of few sentences have neighbours with negative cosines, and a text without known words a zero embedding."""
+    similarity = np.array([0.2, 0.0, -0.3])
+    for mean in (0.0, -0.1):
+        score = margin_score(similarity, np.full(3, mean), np.full(3, mean))
+        assert np.isfinite(score).all()
+        assert (np.diff(score) < 0).all()
+    zero = np.zeros((1, 4), dtype=np.float32)
+    assert mine(zero, zero).score_c.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("margin", get_args(Margin))

@@ -21,11 +21,11 @@ from datasets import Dataset, Value
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, Segmentation, WordPair
-from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.codes import bare_language, is_plain
 from metaphrase.corpus.digests import data_digest
 from metaphrase.corpus.files import language_pair
-from metaphrase.corpus.words import Words, is_unspaced, parse_links, segmenter_of_text
-from metaphrase.exceptions import DataError, DataMismatchError, UsageError
+from metaphrase.corpus.words import Words, check_links, is_unspaced, parse_links, segmenter_of_text
+from metaphrase.exceptions import AlignmentFormatError, CorpusError, DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.locks import exclusive
@@ -242,6 +242,9 @@ def align_rows(
     """Align some rows.
 
     Returns the columns ``ADDED``. ``aligner_of`` returns the aligner of a pair of languages, ``"sw-en"``.
+
+    Raises:
+        ValueError: Links that are kept are not those of the words, or a language is not a code.
     """
     report = AlignmentReport("") if report is None else report
     n = len(rows["source"])
@@ -256,6 +259,8 @@ def align_rows(
             todo[labels[at]].append(at)
         chosen = old["segmenter"][at] or "whitespace"
         pairs.append((Words.of(source, codes[0], chosen), Words.of(target, codes[1], chosen)))
+        if kept:
+            _check_kept(str(old["alignment"][at]), pairs[at])
     long: set[int] = set()
     for label, places in todo.items():
         aligner = aligner_of(label)
@@ -282,7 +287,21 @@ def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | No
     """The languages of both sides of some rows, without scripts and regions."""
     absent = [None] * len(rows["source"])
     sides = (rows.get(name) or absent for name in ("source_lang", "target_lang"))
-    return list(zip(*([code and bare_language(code) for code in side] for side in sides), strict=True))
+    codes = [[code and bare_language(code) for code in side] for side in sides]
+    if odd := [code for code in set(chain.from_iterable(codes)) if code and not is_plain(code)]:
+        raise CorpusError(f"{odd[0]!r:.40} is not the code of a language. Pass a code of ISO 639, such as sw.")
+    return list(zip(*codes, strict=True))
+
+
+def _check_kept(alignment: str, words: WordPair) -> None:
+    """Check that the links of a pair are those of its words."""
+    try:
+        check_links(parse_links(alignment), len(words[0]), len(words[1]))
+    except AlignmentFormatError as error:
+        raise AlignmentFormatError(
+            f"The pair {words[0].text[:80]!r} has unusable links: {str(error).rstrip('.')}. Correct them, or overwrite "
+            "all links (--overwrite)."
+        ) from error
 
 
 def segmenter_of(languages: Sequence[str | None], segmenter: Segmentation, texts: Sequence[str] | None = None) -> str:
@@ -369,12 +388,20 @@ class _Aligners:
 
 
 def choose_aligner(given: Aligner | Mapping[str, Aligner], languages: str) -> Aligner:
-    """The aligner of a pair of languages, ``"sw-en"``."""
+    """The aligner of a pair of languages, ``"sw-en"``; of ``"und-en"`` the only one into English."""
     if isinstance(given, Aligner):
         return given
-    if languages not in given:
+    fitting = [languages] if languages in given else [other for other in given if _may_be_same(languages, other)]
+    if len(fitting) != 1:
         raise UsageError(f"No aligner for {languages}. Available: {', '.join(given)}.")
-    return given[languages]
+    return given[fitting[0]]
+
+
+def _may_be_same(languages: str, others: str) -> bool:
+    """Whether two pairs of languages are the same, as far as they are known."""
+    first, second = languages.split("-"), others.split("-")
+    same = (one == other or "und" in (one, other) for one, other in zip(first, second, strict=False))
+    return len(first) == len(second) and all(same)
 
 
 def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
@@ -386,16 +413,15 @@ def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
 def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligner | dict[str, Aligner]:
     """Load statistical aligners that ``metaphrase align --save`` or ``StatisticalAligner.save`` wrote.
 
-    Returns a single aligner, for all languages, or one for each pair of languages.
+    Returns an aligner for each pair of languages, or a single one, for all languages, if the folder itself holds it.
     """
     from metaphrase.aligners.statistical import FILE, StatisticalAligner
 
     folder = Path(folder)
     found = {path.parent for name in (FILE, "direct.*") for path in folder.glob(f"*/{name}")}
-    inner = [] if (folder / FILE).exists() else sorted(found)
-    if len(inner) < 2:
-        return StatisticalAligner.load(inner[0] if inner else folder, heuristic=heuristic)
-    return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in inner}
+    if (folder / FILE).exists() or not found:
+        return StatisticalAligner.load(folder, heuristic=heuristic)
+    return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in sorted(found)}
 
 
 def model_digest(name: str | Path) -> str:

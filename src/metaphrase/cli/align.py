@@ -61,8 +61,7 @@ def _align_stdin(options: AlignOptions) -> int:
         raise UsageError("Pass the files to align, or pipe lines to stdin. See `metaphrase align --help`.")
     with _open_output(options.output) as out:
         report = align_lines(options, sys.stdin.buffer, out, show_progress=show_progress())
-    if report.total.pairs:
-        _summarise(report, options, report.to_dict())
+    _summarise(report, options, report.to_dict())
     if is_json():
         emit(report.to_dict())
     return 0
@@ -71,7 +70,8 @@ def _align_stdin(options: AlignOptions) -> int:
 def _summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, Any]) -> None:
     """Print the summary, and write it as JSON if requested."""
     console = notes()
-    console.print(_summary_table(report))
+    if report.total.pairs:
+        console.print(_summary_table(report))
     if report.pairs_per_second:
         console.print(
             f"{report.pairs_per_second:,.0f} pairs per second: "

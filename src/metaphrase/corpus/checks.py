@@ -355,8 +355,8 @@ def _shifted(pairs: ParallelSet) -> Finding | None:
     return Finding(
         "info",
         "shift-not-checked",
-        f"The lengths of these {len(row_n):,} pairs do not show whether the sides are shifted by a line. Pass a model, which "
-        "compares their meaning: metaphrase diagnose starter --corpus …",
+        "The lengths of the sentences do not show whether the sides are shifted by a line. Pass a model, which compares "
+        "their meaning: metaphrase diagnose starter --corpus …",
         pairs.language,
         of=len(row_n),
     )
@@ -386,8 +386,8 @@ def check_leakage(
 ) -> list[Finding]:
     """Check for test sentences that also occur in the training corpus.
 
-    Sentences are compared after NFKC normalisation, case folding and joining of whitespace. Sources are searched in the
-    training corpus of the same language, targets in the targets of all languages.
+    Sentences are compared as `normalised` prepares them. Sources are searched in the training corpus of the same language,
+    in any script, targets in the targets of all languages.
 
     Args:
         train: The training pairs of each language.
@@ -398,9 +398,9 @@ def check_leakage(
     known_targets = {normalised(text) for pairs in train.values() for text in pairs.targets}
     findings = []
     for language, tested in test.items():
-        trained = train.get(language)
-        sources = list(map(normalised, trained.sources)) if trained else []
-        targets = list(map(normalised, trained.targets)) if trained else []
+        trained = [pairs for code, pairs in train.items() if bare_language(code) == bare_language(language)]
+        sources = [normalised(text) for pairs in trained for text in pairs.sources]
+        targets = [normalised(text) for pairs in trained for text in pairs.targets]
         known_sources, known_pairs = set(sources), set(zip(sources, targets, strict=True))
         leaked: list[tuple[str, str]] = []
         counts: Counter[str] = Counter()

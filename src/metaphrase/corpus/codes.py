@@ -37,6 +37,8 @@ NAMES = dict(name.split(" ", 1) for name in _NAMED.split("/"))
 _KEPT = {"fil": "tl"}
 #: Codes of ISO 639 for no language, or several.
 _NO_LANGUAGE = {"mis", "mul", "und", "zxx"}
+#: Suffixes and columns with another meaning, of which some are also codes of languages: src of Sardinian, raw of Rawang.
+NO_CODES = frozenset(["txt", "tsv", "csv", "raw", "tok", "src", "tgt", "trg", "tmp", "old", "log", "all"])
 
 
 @cache
@@ -69,6 +71,11 @@ def bare_language(language: str) -> str:
     ('zh', 'zh', 'eu', 'xx')
     """
     return (standard_code(language) or language.strip().lower().replace("_", "-")).split("-")[0]
+
+
+def is_plain(code: str) -> bool:
+    """Whether a bare code has only letters and digits of ASCII, and can be a part of the name of a file."""
+    return code.isascii() and code.isalnum()
 
 
 def language_code(name: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from metaphrase.corpus.codes import bare_language, language_code
+from metaphrase.corpus.codes import NO_CODES, bare_language, language_code
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name
 from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.text import MAX_EXPANSION
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Names of splits; others are recognised only if they are asked for.
 SPLITS = ("train", "dev", "valid", "validation", "test")
+#: Names of the same split.
+_DEV = frozenset(["dev", "valid", "validation"])
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
@@ -108,12 +110,7 @@ def find_files(
     into = bare_language(language_code(target_lang))
     given = bare_language(language_code(source_lang)) if source_lang else None
     files = list(dict.fromkeys(chain.from_iterable(_files(item, into, split) for item in items)))
-    if (source_column is None) != (target_column is None):
-        raise UsageError("Name the columns of both sides: source_column and target_column.")
-    if source_column is not None and target_column is not None:
-        if others := [file for file in files if file.format in ("moses", "tmx")]:
-            raise UsageError(f"{file_names(others)}: {others[0].format} files have no columns. Omit --source_column.")
-        files = [dataclasses.replace(file, columns=(source_column, target_column)) for file in files]
+    files = _with_columns(files, source_column, target_column)
     if given is None and len(wanted) == 1:
         given = wanted[0]
     for i, file in enumerate(files):
@@ -131,6 +128,19 @@ def find_files(
         files = [file for file in files if file.language in wanted]
     check_distinct(file.paths for file in files)
     return files
+
+
+def _with_columns(files: list[BitextFile], source: str | None, target: str | None) -> list[BitextFile]:
+    """The files with the columns that the caller names, if any."""
+    if source is None and target is None:
+        return files
+    if source is None or target is None:
+        raise UsageError("Name the columns of both sides: source_column and target_column.")
+    if source == target:
+        raise UsageError(f"Both sides are the column {source!r}. Name different columns.")
+    if others := [file for file in files if file.format in ("moses", "tmx")]:
+        raise UsageError(f"{file_names(others)}: {others[0].format} files have no columns. Omit --source_column.")
+    return [dataclasses.replace(file, columns=(source, target)) for file in files]
 
 
 def find_file(path: str | Path, *, source_lang: str | None = None, target_lang: str = "en") -> BitextFile:
@@ -185,7 +195,7 @@ def language_pair(source_lang: str | None, target_lang: str | None) -> str:
 
 def is_language(name: str) -> bool:
     """Whether a name has the form of a language code, such as ``sw`` or ``zh_cn``."""
-    return _LANGUAGE.fullmatch(name) is not None
+    return _LANGUAGE.fullmatch(name) is not None and name not in NO_CODES
 
 
 def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile]:
@@ -242,6 +252,8 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     files: list[BitextFile] = []
     for candidates in found.values():
         chosen = [file for part, file in candidates if part == split]
+        if not chosen and split in _DEV:
+            chosen = [file for part, file in candidates if part in _DEV]
         files += chosen or [file for part, file in candidates if part is None]
     if not files:
         has = "It has no parallel files, and no Parquet files with pairs and the columns source_lang and target_lang."

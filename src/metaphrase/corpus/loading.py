@@ -115,7 +115,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         source_lang: Language of the sources, for files without one.
         target_lang: The target language of the corpus.
         split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … (or ``train-00000-of-00001.parquet``, …) to load from
-            a folder or the Hub. A file without a split is used if a language has no file of this split.
+            a folder or the Hub. In a folder, a file named ``valid`` or ``validation`` is one of ``dev``, and a file without a
+            split is used if a language has no file of this split.
         source_column: Name of the column with the texts in the source language, if it has another name, e.g. ``"anchor"``.
         target_column: Name of the column with the texts in the target language, e.g. ``"positive"``.
         streaming: Read while training, in bounded memory. The report is filled while the stream is read.

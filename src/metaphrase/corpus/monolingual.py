@@ -14,7 +14,7 @@ from datasets import Dataset, Features, IterableDataset, List, Value
 
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name, pin_revision, stream_rows
 from metaphrase.corpus.kinds import check_regular
-from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, read_lines
+from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, is_blank, read_lines
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.arguments import Count, Ratio, Seed, checked
 from metaphrase.io.digests import PinnedFile, unchanged
@@ -111,7 +111,7 @@ def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: Ratio 
 def _contiguous(lines: Iterable[str]) -> Iterator[str]:
     """Join sentences in pairs; a blank line ends a document."""
     first = ""
-    for line in chain(map(str.strip, lines), [""]):
+    for line in chain(("" if is_blank(line) else line.strip() for line in lines), [""]):
         if first:
             yield f"{first}\n{line}" if line else first
             first = ""

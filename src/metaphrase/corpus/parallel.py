@@ -17,7 +17,7 @@ TARGET_LANGUAGE = "en"
 
 _Set = TypeVar("_Set", bound=Any)
 
-_FILE = re.compile(r"(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
+_FILE = re.compile(r"(?P<language>[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_][A-Z]{2})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
 
 
 @dataclass(frozen=True)

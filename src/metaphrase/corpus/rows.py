@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from datasets import Features, Value
 
-from metaphrase.corpus.text import BadLine
-from metaphrase.corpus.words import format_links, parse_links, word_spans
+from metaphrase.corpus.codes import is_plain
+from metaphrase.corpus.text import BadLine, is_blank
+from metaphrase.corpus.words import check_links, format_links, parse_links, word_spans
 from metaphrase.exceptions import AlignmentFormatError
 
 #: Columns of every corpus.
@@ -65,7 +66,7 @@ def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
     if fault := _text_fault(row, max_chars):
         return fault
     for language in (row.source_lang, row.target_lang):
-        if language is not None and not (language.isascii() and language.isalnum()):
+        if language is not None and not is_plain(language):
             return BadLine("no language", f"{language!r:.40} is not a language code")
     try:
         row = _with_links(row)
@@ -79,7 +80,7 @@ def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
 def _text_fault(row: Row, max_chars: int) -> BadLine | None:
     """Why the texts of a row are unusable, or None."""
     source, target = row.source, row.target
-    if not source.strip() or not target.strip():
+    if is_blank(source) or is_blank(target):
         return BadLine("empty side")
     if len(source) > max_chars or len(target) > max_chars:
         return BadLine("too long", f"{max(len(source), len(target))} characters")
@@ -103,8 +104,7 @@ def _with_links(row: Row) -> Row:
     segmenter = row.segmenter or "whitespace"
     n_source = len(word_spans(row.source, row.source_lang, segmenter))
     n_target = len(word_spans(row.target, row.target_lang, segmenter))
-    if any(i >= n_source or j >= n_target for i, j in links):
-        raise AlignmentFormatError(f"a link points outside of the {n_source} and {n_target} words")
+    check_links(links, n_source, n_target)
     if not row.alignment_scores:
         return row._replace(alignment_scores=None)
     scores = row.alignment_scores.split()

@@ -25,6 +25,9 @@ MAX_BAD_RATE, BAD_RATE_AFTER = 0.05, 1000
 MAX_EXPANSION, EXPANSION_AFTER = 200, 64 << 20
 
 _BREAK = re.compile(r"[\t\n\r]")
+#: Characters without width: soft hyphens, zero-width spaces and joiners, marks of the writing direction, byte order marks.
+_WITHOUT_WIDTH = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
+_INVISIBLE, _VISIBLE = re.compile(f"[{_WITHOUT_WIDTH}]"), re.compile(rf"[^\s{_WITHOUT_WIDTH}]")
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -199,10 +202,19 @@ def one_line(text: str) -> str:
     return _BREAK.sub(" ", text)
 
 
+def is_blank(text: str) -> bool:
+    r"""Whether a text has only whitespace and characters without width.
+
+    >>> is_blank(" \u200b"), is_blank("—")
+    (True, False)
+    """
+    return _VISIBLE.search(text) is None
+
+
 def normalised(text: str) -> str:
-    """Normalise a sentence for comparison: NFKC, case folding, single spaces.
+    """Normalise a sentence for comparison: NFKC without characters that have no width, case folding, single spaces.
 
     >>> normalised("HELLO  world")
     'hello world'
     """
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return " ".join(_INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold().split())

@@ -146,6 +146,16 @@ def parse_links(alignment: str) -> list[Link]:
     return [(int(match[1]), int(match[2])) for match in matches if match]
 
 
+def check_links(links: Iterable[Link], n_source: int, n_target: int) -> None:
+    """Check that links join words that exist.
+
+    Raises:
+        ValueError: A link points outside of the words.
+    """
+    if any(i >= n_source or j >= n_target for i, j in links):
+        raise AlignmentFormatError(f"a link points outside of the {n_source} and {n_target} words")
+
+
 def format_links(links: Iterable[Link]) -> str:
     """Format links in the Pharaoh format.
 

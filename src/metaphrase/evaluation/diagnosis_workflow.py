@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, read_corpus
+from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
@@ -126,7 +127,7 @@ def _combined(findings: Sequence[Finding], diagnosis: Diagnosis) -> list[Finding
 def _load_tests(folder: str, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
     """The test sets of the corpus's languages, of the split ``test`` or without a split."""
     available = load_test_folder(folder)
-    tests = {language: pairs for language, pairs in available.items() if language in sets}
+    tests = {language: pairs for language, pairs in available.items() if bare_language(language) in sets}
     if not tests:
         raise MissingFileError(f"{folder} has no test set for {', '.join(sets)}. It has: {', '.join(available)}.")
     return tests

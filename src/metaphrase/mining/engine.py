@@ -62,7 +62,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What every task must know.
+    """What every task needs.
 
     Attributes:
         storage: Folder or URL of all files.
@@ -225,7 +225,7 @@ def run_stages(
 
     Args:
         engine: The executor and its options.
-        work: What every task must know.
+        work: What every task needs.
         texts: Folder with the sentences and their manifest.
         with_rows: The result has the embeddings, too.
         finish: Called by the last Slurm job.
@@ -267,9 +267,7 @@ def run_stages(
                 f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
                 f"{logs}; the same command repeats only these tasks."
             )
-        if (
-            getattr(stage, "job_id", None) != -1
-        ):  # of Slurm: nothing was left to submit, so there is no job to wait for
+        if getattr(stage, "job_id", None) != -1:  # else Slurm has no job to wait for: nothing was left to submit
             before = stage
     if engine.executor == "slurm":
         logs = storage.resolve_paths("logs/finish")

@@ -124,7 +124,9 @@ def _filter(
     # A data set of the Hub has a commit instead of a digest.
     inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
     names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
-    loaded = {"inputs": inputs, **{name: getattr(options, name) for name in names}, "deep": options.negatives > 0}
+    # As a list: the order of the files is that of the embeddings.
+    loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
+    loaded["deep"] = options.negatives > 0
     open_work_folder(work, work_manifest(model, search, loaded))
     scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
     if scored is None:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 _CERTAIN = 0.8
 #: Maximum number of times that a threshold is estimated from the pairs above the one before.
 _ROUNDS = 10
+#: Smallest mean cosine that a similarity is divided by.
+_SMALLEST = 1e-6
 
 
 class Pairs(NamedTuple):
@@ -66,7 +68,8 @@ def margin_score(
 ) -> NDArray[np.floating]:
     """Compute margins: similarities relative to those of the neighbours. The arguments broadcast.
 
-    With ``b`` the mean of the two means: ``a / b`` (ratio), ``a − b`` (distance) or ``a`` (absolute).
+    With ``b`` the mean of the two means: ``a / b`` (ratio), ``a − b`` (distance) or ``a`` (absolute). A ratio divides by
+    at least 1e-6: below 0, the least similar pairs would have the largest ratios.
 
     Args:
         similarity: Cosine ``a`` of a pair.
@@ -85,7 +88,7 @@ def margin_score(
     """
     mean = (source_mean + target_mean) / 2
     if margin == "ratio":
-        return similarity / mean
+        return similarity / np.maximum(mean, _SMALLEST)
     if margin == "distance":
         return similarity - mean
     return similarity + 0 * mean

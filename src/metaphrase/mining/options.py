@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from metaphrase.corpus.codes import language_code
+from metaphrase.corpus.codes import NO_CODES, language_code
 from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
@@ -27,7 +27,6 @@ Index = Literal["exact", "ivf", "hnsw"]
 Executor = Literal["local", "slurm", "ray"]
 
 _LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.(?:txt|tsv))?(?:\.gz)?$")
-_NO_LANGUAGE = frozenset(["txt", "tsv", "csv", "raw", "tok"])
 
 #: Sentences per shard: about 10 MB of embeddings, and a minute of encoding on a CPU.
 SHARD = 8192
@@ -248,13 +247,15 @@ class FilterOptions(BitextOptions):
         return Path(self.output), Path(f"{self.output}.json")
 
     def check(self) -> None:
-        """Check the output."""
+        """Check that the options are consistent."""
+        if self.score == "cosine" and self.margin != "ratio":
+            raise UsageError(f"--margin {self.margin} is not used with --score cosine. Omit one of them.")
         check_writable(self.output)
         check_files(self.outputs, self.input_files(self.corpus))
 
 
 def _language(path: str, given: str | None, side: str) -> str:
     match = _LANGUAGE.search(Path(path).name)
-    if given is None and (match is None or match[1] in _NO_LANGUAGE):
+    if given is None and (match is None or match[1] in NO_CODES):
         raise UsageError(f"Cannot infer the language from the file name {Path(path).name!r}: pass --{side}_lang.")
     return language_code(given or str(match and match[1]))

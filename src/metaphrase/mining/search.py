@@ -215,7 +215,7 @@ def nearest_neighbours(
     *,
     device: str | None = None,
 ) -> Neighbours:
-    """Find the rows with the largest cosines, by exact search. The first of equal rows wins.
+    """Find the rows with the largest cosines, by exact search. Rows with equal cosines are in no particular order.
 
     Args:
         query_qh: Unit rows, shape ``(queries, hidden)``; see `unit_rows`.

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from metaphrase.corpus.text import MAX_CHARS, one_line, read_lines
+from metaphrase.corpus.files import FORMATS
+from metaphrase.corpus.text import MAX_CHARS, is_blank, one_line, read_lines
 from metaphrase.exceptions import CorpusError, DataError
 from metaphrase.io.work_folders import read_kept, write_atomically
+
+#: Formats of a corpus that cannot be read line by line.
+_OTHER_FORMATS = FORMATS.keys() - {".tsv"}
 
 
 def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str | None]:
@@ -20,8 +24,17 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
 
     A column is its name in the header, or its number, from 1, in a file without a header. Yields stripped sentences, with
     tabs replaced by spaces; ``""`` for an empty line, None for an unreadable one.
+
+    Raises:
+        CorpusError: The file has another format, the column is missing, or a file named ``.tsv`` has several columns and none
+            is chosen.
     """
     path = Path(path)
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix in _OTHER_FORMATS:
+        raise CorpusError(
+            f"{path} is not text with one sentence per line, or TSV. Write its sentences to such a file."
+        )
     at = int(column) - 1 if column is not None and column.isdecimal() else None
     for number, line in read_lines(path):
         if not isinstance(line, str):
@@ -38,7 +51,11 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
             if not 0 <= at < len(cells):
                 raise CorpusError(f"{path}:{number}: column {at + 1} is missing; the line has {len(cells)}.")
             line = cells[at]
-        text = one_line(line).strip()
+        elif suffix == ".tsv" and "\t" in line:
+            raise CorpusError(
+                f"{path}:{number}: the file has several columns. Name one (--source_column, --target_column)."
+            )
+        text = "" if is_blank(line) else one_line(line).strip()
         yield text if len(text) <= MAX_CHARS else None
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from metaphrase.corpus.text import normalised
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, UsageError
@@ -227,10 +228,10 @@ def _select(
 
 
 def _are_copies(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
-    """Which pairs have the same text on both sides, ignoring case."""
+    """Which pairs have the same text on both sides, as `normalised` compares them."""
     return np.fromiter(
         (
-            sources[s].casefold() == targets[t].casefold()
+            normalised(sources[s]) == normalised(targets[t])
             for s, t in zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
         ),
         dtype=bool,
