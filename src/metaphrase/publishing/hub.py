@@ -181,8 +181,8 @@ def push_vector(
         HubError: The Hub refuses the token, cannot be reached, or the upload failed.
     """
     vector = TaskVector.load(path)
-    base, files = split_vectors(vector.base_name or "")
-    if not all(is_starter(part) or "@" in part for part in (base, *files)):
+    base, added = split_vectors(vector.base_name or "")
+    if not all(is_starter(part) or "@" in part for part in (base, *added)):
         raise UsageError(
             f"The base of the task vector is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load "
             "it. Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."

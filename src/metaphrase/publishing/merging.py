@@ -314,10 +314,9 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
 
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
     """The card of a model that is made from another one, with the languages, the Hub id and, if it has one, the licence."""
-    license, *others = stated(name, "license") or [None]
-    card = AlignmentModelCardData(
-        license=None if others else license, language=stated(name, "language") or None, **known
-    )
+    licenses = stated(name, "license")
+    license = licenses[0] if len(licenses) == 1 else None
+    card = AlignmentModelCardData(license=license, language=stated(name, "language") or None, **known)
     card.base_model, card.base_model_revision = hub_base(model, name)
     return card
 

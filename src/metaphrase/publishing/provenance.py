@@ -69,11 +69,11 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     """
     base, files = split_vectors(name) if repo_type == "model" else (name, [])
     if files:
-        found = stated(base, key, revision=revision)
+        of_all = stated(base, key, revision=revision)
         for vector in map(TaskVector.load, filter(None, map(vector_file, files))):
             licenses = filter(None, (vector.license or "").split(" AND "))
-            found += licenses if key == "license" else stated_languages(vector.card)
-        return list(dict.fromkeys(found))
+            of_all += licenses if key == "license" else stated_languages(vector.card)
+        return list(dict.fromkeys(of_all))
     if is_starter(name):
         return ["mit"] if key == "license" else []
     if (card := find_card(name, repo_type=repo_type, revision=revision)) is None:
