@@ -186,12 +186,14 @@ def test_the_starter_is_the_base_of_what_is_made_from_it(command, source, tmp_pa
     assert 99.99 not in scores(metadata).values()
 
 
-@pytest.mark.parametrize("at", ["", "@main"])
-def test_a_model_of_the_hub_is_the_base_and_gives_its_licence(command, source, tmp_path, monkeypatch, at):
+@pytest.mark.parametrize(("at", "languages"), [("", ["de", "no", "en"]), ("@main", ["no"])])
+def test_a_model_of_the_hub_is_the_base_and_gives_its_licence(command, source, tmp_path, monkeypatch, at, languages):
     with serve_hub() as hub:
         files = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
         licence = b"license: other\nlicense_name: theirs\n"
         files["README.md"] = OWN_CARD.encode().replace(b"license: cc-by-4.0\n", licence)
+        if len(languages) == 1:
+            files["README.md"] = files["README.md"].replace(b"language:\n- de\n- no\n- en\n", b"language: no\n")
         commit = hub.put("acme/tiny", files)
         reach(hub, monkeypatch.setattr, tmp_path / "client")
         command[1] = f"acme/tiny{at}"
@@ -200,7 +202,7 @@ def test_a_model_of_the_hub_is_the_base_and_gives_its_licence(command, source, t
     assert (metadata["license"], metadata["license_name"]) == ("other", "theirs")
     assert metadata["base_model"] == "acme/tiny"
     assert metadata["metaphrase"]["base_model_revision"] == commit
-    assert metadata["language"] == ["de", "no", "en"]
+    assert metadata["language"] == languages
     assert not {"datasets", "base_model_relation"} & metadata.keys()
     assert "source" not in metadata["metaphrase"]
     assert "Its own words." not in text

@@ -38,7 +38,7 @@ def base(tiny_encoder, tmp_path) -> Path:
     return tmp_path / "base"
 
 
-def tuned(base: Path, folder: Path, seed: int, **card) -> Path:
+def tuned(base: Path | str, folder: Path, seed: int, **card) -> Path:
     """A release with other weights, except for the word embeddings."""
     model = load_encoder(base, device="cpu")
     generator = torch.Generator().manual_seed(seed)
@@ -143,6 +143,34 @@ def test_vectors_are_stacked_each_with_its_own_weight(base, sw, te, tmp_path):
     origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))
     total = TaskVector.between(origin, one).scaled(0.2) + TaskVector.between(origin, other).scaled(0.8)
     assert np.abs(embeddings(both) - embeddings(total.apply(origin))).max() < 2e-3
+
+
+def test_a_base_with_a_vector_is_a_model_like_others(base, sw, tmp_path):
+    vector = tmp_path / "sw.safetensors"
+    assert command(base, sw, "--alpha", 1, "--vector", vector) == 0
+    both = f"{base} + {vector}"
+    assert command(base, both, "--alpha", 1, "-o", tmp_path / "out") == 0
+    assert embeddings(tmp_path / "out") == pytest.approx(embeddings(both), abs=1e-5)
+    metadata = metadata_load(tmp_path / "out" / "README.md")
+    assert (metadata["license"], metadata["language"]) == ("mit", ["en", "sw"])
+    further, more = tuned(both, tmp_path / "further", 3), tmp_path / "more.safetensors"
+    assert command(both, further, "--alpha", 1, "--vector", more) == 0
+    stored = TaskVector.load(more)
+    assert (stored.base_name, stored.license) == ("base + sw.safetensors", "mit")
+    again, wanted = (
+        load_encoder(name, device="cpu").encode(TEXTS, prompt="") for name in (f"{both} + {more}", further)
+    )
+    assert again == pytest.approx(wanted, abs=2e-3)
+    assert main(["pull", both, str(tmp_path / "pulled")]) == 0
+    card = (tmp_path / "pulled" / "README.md").read_text(encoding="utf-8")
+    assert "\n# base + sw.safetensors\n" in card
+    assert str(base) not in card
+
+
+def test_a_card_in_another_encoding_is_pulled(base, tmp_path):
+    (base / "README.md").write_bytes(b"# Kn\xf6del\n")
+    assert main(["pull", str(base), str(tmp_path / "pulled")]) == 0
+    assert (tmp_path / "pulled" / "README.md").read_text(encoding="utf-8") == "# Kn\ufffddel\n"
 
 
 def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):

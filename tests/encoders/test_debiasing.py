@@ -119,6 +119,15 @@ def test_a_stock_model_holds_the_map_and_the_original_stays(tiny_encoder, tmp_pa
     assert find_projection(tiny_encoder) is None
 
 
+def test_truncated_embeddings_are_those_of_the_whole_ones(tiny_encoder):
+    tiny_encoder.truncate_dim = 8
+    model, _ = debias(tiny_encoder, TEXTS, 2)
+    short = model.encode(TEXTS["de"])
+    with model.truncate_embeddings(None):
+        np.testing.assert_array_equal(short, model.encode(TEXTS["de"])[:, :8])
+    assert (tiny_encoder.truncate_dim, short.shape) == (8, (3, 8))
+
+
 def test_another_last_layer_is_no_projection(tiny_encoder):
     tiny_encoder.append(Dense(32, 32, bias=False, activation_function=None))
     assert find_projection(tiny_encoder) is None

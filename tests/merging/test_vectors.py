@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from tokenizers import Tokenizer
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from metaphrase.encoders.debiasing import without_directions
 from metaphrase.exceptions import (
@@ -217,6 +221,16 @@ def test_other_modules_are_refused(tiny_encoder):
         TaskVector.between(tiny_encoder, other)
 
 
+def test_another_vocabulary_of_the_same_size_is_refused(tiny_encoder):
+    other = copy.deepcopy(tiny_encoder)
+    state = json.loads(other.tokenizer.backend_tokenizer.to_str())
+    pieces = state["model"]["vocab"]
+    pieces["the"], pieces["a"] = pieces["a"], pieces["the"]
+    other[0].processor = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)))
+    with pytest.raises(ModelError, match="tokenizers of the two models have different vocabularies"):
+        TaskVector.between(tiny_encoder, other)
+
+
 def test_nan_and_infinity_are_refused(vector):
     broken = Small(1)
     broken.weight.data[0, 0] = float("nan")
@@ -242,6 +256,13 @@ def test_a_file_holds_the_vector(vector, tmp_path, bits, levels):
         assert read.differences[name].shape == difference.shape
         assert (read.differences[name] - difference).abs().max() <= 0.51 * difference.abs().max() / levels
     assert close(weights_of(read.apply(Small(), 1)), weights_of(Small(1)), 0.52 * 5.16 / levels)
+
+
+def test_a_date_in_a_recipe_is_text(vector, tmp_path):
+    """YAML reads 2026-01-31 as a date."""
+    dated = replace(vector, recipe={"name": "tr", "paper": datetime.date(2026, 1, 31)})
+    read = TaskVector.load(dated.save(tmp_path / "v.safetensors"))
+    assert read.recipe == {"name": "tr", "paper": "2026-01-31"}
 
 
 def test_an_empty_vector_is_stored(tmp_path):

@@ -74,6 +74,14 @@ def cells(line: str) -> list[str]:
     return [text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for text in undone]
 
 
+def test_training_is_claimed_only_if_it_is_known(card, tmp_path):
+    assert "It was trained with [metaphrase]" in written(card, tmp_path).text
+    card.recipe = None
+    assert "It was written with [metaphrase]" in written(card, tmp_path).text
+    card.corpus = [{"file": "sw-en.tsv", "language": "sw", "pairs": 3}]
+    assert "It was trained with [metaphrase]" in written(card, tmp_path).text
+
+
 def test_metadata_names_what_the_hub_reads(card, tmp_path):
     card.base_model = "intfloat/multilingual-e5-small"
     card.results = [ROW | TESTED]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,13 @@ from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import HubError, UsageError
 from metaphrase.publishing import export
 from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.export import ExportOptions, drafted, prepare_export
 from metaphrase.publishing.hub import push
 from tests.conftest import BITEXT
+from tests.faults.children import Child
 
 
 def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
@@ -31,11 +34,48 @@ def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
 
 def test_what_is_not_published_is_removed(tiny_encoder, tmp_path):
     with drafted(tiny_encoder, tmp_path / "out") as draft:
-        assert draft.folder.parent == tmp_path
+        assert tmp_path in draft.folder.parents
         assert not (tmp_path / "out").exists()
     with pytest.raises(RuntimeError, match="in between"), drafted(tiny_encoder, tmp_path / "out"):
         raise RuntimeError("in between")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_export(tiny_encoder, tmp_path):
+    def work() -> None:
+        with drafted(tiny_encoder, tmp_path / "killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert Child(work, tmp_path / "log" / "child.txt").wait() == -signal.SIGKILL
+    (left,) = tmp_path.glob(".*")
+    with drafted(tiny_encoder, tmp_path / "one") as draft:
+        assert not left.exists()
+        with drafted(tiny_encoder, tmp_path / "two") as other:
+            other.publish()
+        draft.publish()  # it was in use, so it was kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "one", "two"]
+
+
+def test_a_draft_that_fails_its_check_is_where_the_message_says(tiny_encoder, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_encoder, "max_seq_length", 500)
+        with (
+            pytest.raises(HubError, match="is 80, that of the model 500") as caught,
+            drafted(tiny_encoder, tmp_path / "a"),
+        ):
+            pass
+    kept = Path(str(caught.value).rpartition("are kept in ")[2].rstrip("."))
+    assert (kept / "model.safetensors").is_file()
+    with drafted(tiny_encoder, tmp_path / "a"):
+        assert not kept.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"- a list\n", b"name: [\n", b"name: \xff\n"])
+def test_a_file_that_is_no_recipe_stays_behind(content, tmp_path, caplog):
+    (tmp_path / "recipe.yaml").write_bytes(content)
+    assert export.stored_recipe(tmp_path) is None
+    assert "recipe.yaml is not a recipe, so it is not copied" in caplog.text
 
 
 def test_prompts_recipe_and_licence_go_along(tiny_encoder, tmp_path):

@@ -1278,6 +1278,30 @@ class TestVector:
         )
 
     @pytest.mark.long
+    def test_it_may_be_the_base_of_another(self, online, tuned, tmp_path):
+        assert main(["push", str(tuned), "--vector", "--bits", "16", "--repo", "acme/vector"]) == 0
+        model = load_encoder("acme/vector", device="cpu")
+        with torch.no_grad():
+            model[0].auto_model.encoder.layer[0].output.dense.weight.add_(0.01)
+        release(model, tmp_path / "next", recipe=RECIPE, card=AlignmentModelCardData.adopt(model))
+        (tmp_path / "next" / "run.json").write_text(json.dumps({"model": "acme/vector"}))
+        assert main(["push", str(tmp_path / "next"), "--vector", "--bits", "16", "--repo", "acme/next"]) == 0
+        wanted = load_encoder(tmp_path / "next", device="cpu").encode(TEXTS)
+        assert load_encoder("acme/next", device="cpu").encode(TEXTS) == pytest.approx(wanted, abs=1e-3)
+        entry = repository(online, "acme/next").resolve("main").tree["README.md"]
+        assert ModelCard(online.blobs[entry.blob].decode()).data.base_model == "acme/vector"
+
+    @pytest.mark.long
+    def test_the_card_of_the_encoder_describes_the_encoder(self, online, tuned, tmp_path):
+        assert main(["push", str(tuned), "--vector", "--repo", "acme/vector"]) == 0
+        assert main(["pull", "acme/vector", str(tmp_path / "pulled")]) == 0
+        card = ModelCard.load(tmp_path / "pulled" / "README.md")
+        metadata = card.data.to_dict()
+        assert (metadata["base_model"], metadata["language"], metadata["license"]) == ("acme/vector", ["sw"], "mit")
+        assert "task vector" not in card.text
+        assert f'SentenceTransformer("{tmp_path / "pulled"}")' in card.text
+
+    @pytest.mark.long
     def test_the_vector_of_a_package_is_pushed_with_its_digests(self, online, tuned, tmp_path):
         vector = tmp_path / "package" / "task_vector.safetensors"
         vector.parent.mkdir()

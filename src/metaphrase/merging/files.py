@@ -66,7 +66,7 @@ def write_vector(
         "shapes": {name: list(one.shape) for name, one in differences.items()},
     }
     content["digest"] = tensors_digest(tensors, content)
-    data = save(tensors, {KEY: json.dumps(content, ensure_ascii=False)})
+    data = save(tensors, {KEY: json.dumps(content, ensure_ascii=False, default=str)})
     with replacing(path, unique=True) as partial:
         partial.write_bytes(data)
     return Path(path)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from metaphrase.exceptions import ModelError, NonFiniteError
@@ -71,8 +72,8 @@ class TaskVector:
             **facts: Further attributes: `base_name`, `alpha`, `recipe`, `license`, `card`.
 
         Raises:
-            ModelError: The models differ in more than the values of their weights, or in buffers that are not
-                floating-point.
+            ModelError: The models differ in more than the values of their weights, such as their vocabulary, or in buffers
+                that are not floating-point.
             NonFiniteError: A difference is NaN or infinite.
         """
         old, new = base.state_dict(), tuned.state_dict()
@@ -86,6 +87,7 @@ class TaskVector:
             facts["prompts"] = prompts
         _check_alike(old, new)
         _check_modules(module_settings(base), modules)
+        _check_vocabularies(base, tuned)
         differences = {}
         for name, old_tensor in old.items():
             difference = new[name].to(old_tensor.device).float() - old_tensor.float()
@@ -241,6 +243,15 @@ def _check_alike(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
 def _check_modules(old: list[Any], new: list[Any]) -> None:
     if old != new:
         raise ModelError(f"The modules of the two models differ: {old} and {new}. Merge models with the same pooling.")
+
+
+def _check_vocabularies(*models: nn.Module) -> None:
+    vocabularies = [model.tokenizer.get_vocab() for model in models if isinstance(model, SentenceTransformer)]
+    if any(one != vocabularies[0] for one in vocabularies):
+        raise ModelError(
+            "The tokenizers of the two models have different vocabularies, so the same row of the embeddings belongs to "
+            "different pieces. Merge models that were tuned from one base, with its tokenizer."
+        )
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -21,6 +21,7 @@ from sentence_transformers.base.model_card import YAML_FIELDS
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from metaphrase import __version__
+from metaphrase.encoders.loading import PLUS
 from metaphrase.encoders.pooler import is_pooler_optional
 from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown
@@ -444,4 +445,5 @@ def _public_name(name: str) -> str:
 
 
 def _last_part(name: str | None) -> str | None:
-    return Path(name).name if name else None
+    """The name of a model, and of task vectors that are added to it, without the folders that contain them."""
+    return PLUS.join(Path(part).name for part in name.split(PLUS)) if name else None

@@ -12,13 +12,13 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions, without_directions
-from metaphrase.encoders.loading import load_encoder, model_folder
+from metaphrase.encoders.loading import find_folder, load_encoder, split_vectors
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
-from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
+from metaphrase.publishing.export import check_destination, drafted, how_to_load
 from metaphrase.publishing.merging import derived_card
 
 #: Number of directions if none is given.
@@ -100,7 +100,8 @@ def debias(
         UsageError: The languages do not differ in so many directions.
         NonFiniteError: An embedding is NaN or infinite.
     """
-    sides = embed_sides(model, texts.values(), prompt=prompt, batch_size=batch_size, show_progress=show_progress)
+    with model.truncate_embeddings(None):  # the directions are removed before embeddings are truncated
+        sides = embed_sides(model, texts.values(), prompt=prompt, batch_size=batch_size, show_progress=show_progress)
     embeddings = {language: torch.from_numpy(one_nh) for language, one_nh in zip(texts, sides, strict=True)}
     direction_kh, share = language_directions(embeddings, directions)
     return without_directions(model, direction_kh), share
@@ -159,11 +160,10 @@ def write_debiased(
         data=DECLARATION if folder is None else folder.resolve().name,
         versions=versions(),
     )
-    source = model_folder(options.model)
+    source = find_folder(split_vectors(options.model)[0])[1]
     card = derived_card(
         model,
         options.model,
-        recipe=None if source is None else stored_recipe(source),
         debias={"directions": result.directions, "languages": len(texts), "data": result.data},
         command=command,
     )

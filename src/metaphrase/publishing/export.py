@@ -7,15 +7,17 @@ model can be measured before it is moved into place.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
@@ -33,12 +35,16 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
+from metaphrase.io.locks import LOCK, exclusive
+from metaphrase.io.outputs import FAILED_RELEASE
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
-from metaphrase.publishing.provenance import find_card
+from metaphrase.publishing.provenance import as_list, find_card
 from metaphrase.publishing.release import release
+
+logger = logging.getLogger(__name__)
 
 #: Files that accompany copies of a model.
 NOTICES = ("LICENSE", "NOTICE.md")
@@ -214,6 +220,8 @@ def drafted(
 ) -> Iterator[Draft]:
     """Write a model to a temporary folder next to its destination and load it; it is deleted unless it is published.
 
+    What killed processes left next to the destination is deleted as well.
+
     Args:
         model: The model.
         output_dir: The destination.
@@ -222,13 +230,13 @@ def drafted(
 
     Raises:
         UsageError: The destination exists.
-        RuntimeError: The written model does not reproduce the embeddings.
+        CheckpointError: The folder that contains the destination is not writable.
+        RuntimeError: The written model does not reproduce the embeddings. Its files are kept in a folder that the message
+            names, until the next model is written next to it.
     """
     check_destination(output_dir)
     destination = Path(output_dir)
-    destination.resolve().parent.mkdir(parents=True, exist_ok=True)
-    folder = destination.resolve().with_name(f".{uuid.uuid4().hex}.export")
-    try:
+    with _staging(destination.resolve().parent) as folder:
         card = card or AlignmentModelCardData()
         recipe = card.recipe or (None if source is None else stored_recipe(Path(source)))
         release(model, folder, recipe=recipe, card=card, prompts=model.prompts)
@@ -239,14 +247,37 @@ def drafted(
         for path in [] if source is None else filter(Path.is_file, (Path(source) / name for name in NOTICES)):
             shutil.copyfile(path, folder / path.name)
         yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _staging(parent: Path) -> Iterator[Path]:
+    """A place for a draft in a hidden folder, which this process locks. Those of killed processes are deleted."""
+    for left in parent.glob(f".{'[0-9a-f]' * 32}.export"):
+        with suppress(OSError), FileLock(left / LOCK, blocking=False, fallback_to_soft=False):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = parent / f".{uuid.uuid4().hex}.export"
+    draft = folder / "draft"
+    with exclusive(folder):
+        try:
+            yield draft
+        finally:
+            if not (draft / FAILED_RELEASE).exists():
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def stored_recipe(folder: Path) -> dict[str, Any] | None:
     """The recipe of a release, if it has one."""
     path = folder / RECIPE
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError):
+        recipe = None
+    if not isinstance(recipe, dict):
+        logger.warning("%s is not a recipe, so it is not copied.", path)
+        return None
+    return recipe
 
 
 def check_destination(output_dir: str | Path) -> None:
@@ -427,8 +458,8 @@ def _metadata(
     if options.trims:
         kept.pop("language", None)
         card.language = [*languages, TARGET_LANGUAGE] if languages or options.languages else None
-    elif isinstance(kept.get("language"), list):  # YAML reads the code of Norwegian as false
-        kept["language"] = ["no" if code is False else code for code in kept["language"]]
+    elif "language" in kept:
+        kept["language"] = as_list(kept["language"])
     card.register_model(export.draft.model)
     new = yaml.safe_load(card.to_yaml())
     if "metaphrase" in own:

@@ -29,7 +29,7 @@ from huggingface_hub.utils import validate_repo_id
 from metaphrase.checkpoints.folders import TRAINING_ARGS
 from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.installed import MANIFEST, check_files, is_packaged
-from metaphrase.encoders.loading import VECTOR_FILE, is_starter
+from metaphrase.encoders.loading import VECTOR_FILE, is_starter, split_vectors
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -46,7 +46,8 @@ from metaphrase.publishing.contents import CARD, belongs_to_release, copy_releas
 from metaphrase.publishing.corpus_card import corpus_card
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.export import NOTICES
-from metaphrase.publishing.merging import stated_languages, vector_card
+from metaphrase.publishing.merging import vector_card
+from metaphrase.publishing.provenance import stated_languages
 from metaphrase.publishing.release import verify
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,8 @@ def push_vector(
         HubError: The Hub refuses the token, cannot be reached, or the upload failed.
     """
     vector = TaskVector.load(path)
-    if not is_starter(vector.base_name) and "@" not in (vector.base_name or ""):
+    base, added = split_vectors(vector.base_name or "")
+    if not all(is_starter(part) or "@" in part for part in (base, *added)):
         raise UsageError(
             f"The base of the task vector is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load "
             "it. Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."

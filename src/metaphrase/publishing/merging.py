@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,14 +13,15 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
-from metaphrase.encoders.installed import installed_models
+from metaphrase.encoders.installed import installed_model, installed_models
 from metaphrase.encoders.loading import (
+    PLUS,
     encoder_files,
-    find_model,
+    find_folder,
     full_name,
+    has_vector,
     is_starter,
     load_encoder,
-    model_folder,
     split_revision,
     split_vectors,
     vector_file,
@@ -51,7 +51,7 @@ from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.markdown import cell, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import as_list, stated
+from metaphrase.publishing.provenance import stated, stated_languages
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -249,7 +249,8 @@ def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector,
         draft = None
         if options.output_dir is not None:
             merged = vector.apply(base)
-            draft = stack.enter_context(drafted(merged, options.output_dir, source=model_folder(base_name), card=card))
+            source = find_folder(split_vectors(base_name)[0])[1]
+            draft = stack.enter_context(drafted(merged, options.output_dir, source=source, card=card))
         if options.vector is not None:
             file = Path(options.vector).name
             text = vector_card(vector, file, f"{vector.base_name or 'BASE'} + {file}", languages=card.language)
@@ -304,41 +305,46 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
     return TaskVector.between(
         base,
         tuned,
-        base_name=_public_name(base, base_name),
+        base_name=_public_name(base_name),
         alpha=ALPHA,
-        recipe=stored_recipe(find_model(name)[1]),
+        recipe=None if split_vectors(name)[1] else stored_recipe(find_folder(name)[1]),
         license=" AND ".join(licenses) or None,
     )
 
 
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
     """The card of a model that is made from another one, with the languages, the Hub id and, if it has one, the licence."""
-    base, files = split_vectors(name)
-    licenses, languages = stated(base, "license"), stated(base, "language")
-    for vector in map(TaskVector.load, filter(None, map(vector_file, files))):
-        licenses += (vector.license or "").split(" AND ")
-        languages += stated_languages(vector.card)
-    license, *others = dict.fromkeys(filter(None, licenses)) or [None]
-    card = AlignmentModelCardData(
-        license=None if others else license, language=list(dict.fromkeys(languages)) or None, **known
-    )
-    card.base_model, card.base_model_revision = hub_base(model, base)
+    licenses = stated(name, "license")
+    license = licenses[0] if len(licenses) == 1 else None
+    card = AlignmentModelCardData(license=license, language=stated(name, "language") or None, **known)
+    card.base_model, card.base_model_revision = hub_base(model, name)
     return card
 
 
-def hub_base(base: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
-    """The id and the commit of a base that is on the Hub."""
-    if is_starter(name):
+def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
+    """The id and the commit of a model that is on the Hub, without task vectors that its name adds."""
+    base = split_vectors(name)[0]
+    if is_starter(base):
         return HUB_ID, None
-    return base.model_card_data.base_model, base.model_card_data.base_model_revision
+    found, folder = find_folder(base)
+    if has_vector(folder) and folder != Path(found) and installed_model(base) is None:
+        return found, folder.name
+    return model.model_card_data.base_model, model.model_card_data.base_model_revision
 
 
-def _public_name(base: SentenceTransformer, name: str) -> str:
-    """The name of a base without the path of its folder; with its source, version or commit if it is known."""
+def _public_name(name: str) -> str:
+    """The name of a model without the folders that contain its files; with its source, version or commit if it is known."""
+    base, files = split_vectors(name)
+    return PLUS.join(map(_public_part, (base, *files)))
+
+
+def _public_part(name: str) -> str:
     if (full := full_name(name)) != name or is_starter(name):
         return full
-    hub_id, revision = hub_base(base, name)
-    return f"{hub_id}@{revision}" if hub_id and model_folder(name) is None else Path(name).name
+    if Path(name).exists():
+        return Path(name).name
+    found, folder = find_folder(name)
+    return f"{found}@{folder.name}"
 
 
 def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Iterable[str] | None) -> str:
@@ -365,18 +371,9 @@ def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Itera
 
 
 def _hub_id(base: str | None) -> str | None:
-    """The Hub id in the name of a base with its commit."""
-    name, revision = split_revision(base or "")
+    """The Hub id in the name of a base with its commit, or of the last task vector that is part of the base."""
+    name, revision = split_revision((base or "").split(PLUS)[-1])
     return name if revision and name not in installed_models() else None
-
-
-def stated_languages(card: str | None) -> list[str]:
-    """The languages in the metadata of the texts of cards."""
-    found = []
-    for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
-        with suppress(yaml.YAMLError, AttributeError):
-            found += as_list(yaml.safe_load(block).get("language"))
-    return found
 
 
 def _size(vector: TaskVector) -> int:

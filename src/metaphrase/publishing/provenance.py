@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from huggingface_hub import constants, hf_hub_download, metadata_load
 from huggingface_hub.errors import EntryNotFoundError
 
 from metaphrase.encoders.installed import installed_model
-from metaphrase.encoders.loading import is_starter, split_revision
+from metaphrase.encoders.loading import is_starter, split_revision, split_vectors, vector_file
 from metaphrase.io.files import DEMO
+from metaphrase.merging import TaskVector
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +64,16 @@ def hub_data_set(name: Any) -> str | None:
 def stated(name: str, key: str, *, repo_type: str = "model", revision: str | None = None) -> list[str]:
     """Return the licences (``license``) or languages (``language``) in the card of a folder or of a repository on the Hub.
 
-    They are spelled as in the card; none if it cannot be read. For a data set with another licence, the card's
-    ``license_name``.
+    They are spelled as in the card; none if it cannot be read. For a model with task vectors, they are those of all of
+    them. For a data set with another licence, the card's ``license_name``.
     """
+    base, files = split_vectors(name) if repo_type == "model" else (name, [])
+    if files:
+        of_all = stated(base, key, revision=revision)
+        for vector in map(TaskVector.load, filter(None, map(vector_file, files))):
+            licenses = filter(None, (vector.license or "").split(" AND "))
+            of_all += licenses if key == "license" else stated_languages(vector.card)
+        return list(dict.fromkeys(of_all))
     if is_starter(name):
         return ["mit"] if key == "license" else []
     if (card := find_card(name, repo_type=repo_type, revision=revision)) is None:
@@ -84,6 +93,15 @@ def as_list(value: Any) -> list[str]:
     """Languages or licences in the metadata of a card, a text or a list; YAML reads the code of Norwegian as false."""
     values = value if isinstance(value, list) else [value]
     return ["no" if one is False else str(one) for one in values if one is not None]
+
+
+def stated_languages(card: str | None) -> list[str]:
+    """The languages in the metadata of the texts of cards."""
+    found = []
+    for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
+        with suppress(yaml.YAMLError, AttributeError):
+            found += as_list(yaml.safe_load(block).get("language"))
+    return found
 
 
 def find_card(name: str, *, repo_type: str = "model", revision: str | None = None) -> Path | None:

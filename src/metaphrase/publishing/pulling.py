@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metaphrase.encoders.loading import find_folder, full_name, load_encoder, split_vectors
+from metaphrase.encoders.installed import is_packaged
+from metaphrase.encoders.loading import find_folder, full_name, has_vector, load_encoder, split_vectors
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
@@ -59,8 +60,10 @@ def pull(options: PullOptions) -> Pull:
     source = find_folder(name)[1]
     with drafted(model, options.output_dir, source=source, card=derived_card(model, options.model)) as draft:
         text = None
-        if (source / CARD).is_file() and not vectors:
-            text = name_model((source / CARD).read_text(encoding="utf-8"), options.output_dir)
+        describes = not vectors and (not has_vector(source) or is_packaged(source))  # else the vector, not the encoder
+        if describes and (source / CARD).is_file():
+            card = (source / CARD).read_text(encoding="utf-8", errors="replace")
+            text = name_model(card, options.output_dir)
             text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
             text = text.replace("\n- task-vector\n", "\n", 1)
         weights = weights_digests(draft.folder)
