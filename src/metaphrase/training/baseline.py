@@ -91,7 +91,7 @@ def read_folders(folder: str | Path, languages: Sequence[str] = ()) -> Sets:
         for error in (one.error for one in found.values() if one.error):
             raise error
         if found:
-            return {name: one.sets for name, one in found.items()}
+            return {name: dict(one.sets) for name, one in found.items()}
     return {path.resolve().name: load_test_folder(folder, languages or None)}
 
 
