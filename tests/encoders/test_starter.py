@@ -395,10 +395,10 @@ class TestConcurrency:
         asked, found, download = threading.Event(), [], starter._download
 
         class Lock(starter.FileLock):
-            def __enter__(self):
+            def acquire(self, *args, **kwargs):
                 if threading.current_thread() is second:
                     asked.set()
-                return super().__enter__()
+                return super().acquire(*args, **kwargs)
 
         def slow_download(wheel, work):
             second.start()
