@@ -213,13 +213,21 @@ class StepGuard:
             logs["loss"] *= steps / (steps - skipped)
 
 
-def copied_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the buffers of a module, which a step may replace, as a queue, or change in place, as batch norm does."""
-    return {name: value.clone() for name, value in module.named_buffers()}
+def buffers_before_step(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers of a module, to restore them if the step fails.
+
+    Objectives replace their buffers, such as a queue, so these are not copied. Normalisation layers change running means in
+    place; these are copied.
+    """
+    return {
+        name: value.clone() if getattr(layer, "running_mean", None) is not None else value
+        for prefix, layer in module.named_modules()
+        for name, value in layer.named_buffers(prefix, recurse=False)
+    }
 
 
 def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Restore the buffers of a module that a failed step has changed from :func:`copied_buffers`."""
+    """Restore the buffers of a module that a failed step has changed from :func:`buffers_before_step`."""
     for name, value in buffers.items():
         parent, _, last = name.rpartition(".")
         setattr(module.get_submodule(parent), last, value)
@@ -241,7 +249,7 @@ def repeat_within_memory(
     while True:
         cuda = torch.cuda.is_available()
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
-        buffers = copied_buffers(loss.heads)
+        buffers = buffers_before_step(loss.heads)
         try:
             return step()
         except (torch.OutOfMemoryError, RuntimeError) as error:

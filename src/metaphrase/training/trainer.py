@@ -37,7 +37,7 @@ from metaphrase.training.distributed import average_gradients, broadcast_weights
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
     StepGuard,
-    copied_buffers,
+    buffers_before_step,
     explain_worker_errors,
     repeat_within_memory,
     restore_buffers,
@@ -381,7 +381,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         self._steps.begin_step()
         self.alignment_loss.step = self.state.global_step
         self._before_step = (
-            copied_buffers(self.alignment_loss.heads),
+            buffers_before_step(self.alignment_loss.heads),
             self._tr_loss.clone(),
             {name: value.clone() for name, value in self.accum_loss_components["train"].items()},
         )
