@@ -106,6 +106,9 @@ def test_text_that_looks_like_a_number_is_kept(tmp_path, word):
     config = tmp_path / "c.yaml"
     config.write_text(f"text: {word}\n")
     assert parse("x", [Options], ["--config", str(config)])[0].text == word
+    for names in (word, f"[{word}, a]"):
+        config.write_text(f"names: {names}\n")
+        assert parse("x", [Options], ["--config", str(config)])[0].names[0] == word
 
 
 def test_a_word_stands_for_a_list_of_one(tmp_path):

@@ -23,6 +23,7 @@ from metaphrase.corpus import load_corpus
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.corpus.rows import OPTIONAL
+from metaphrase.corpus.text import is_blank
 from metaphrase.corpus.words import format_links, parse_links
 from metaphrase.corpus.writing import WRITTEN, write_corpus
 from metaphrase.exceptions import AlignmentFormatError, ConfigError, CorpusError, MetaphraseError
@@ -284,7 +285,9 @@ def test_lines_around_the_limit_are_counted_once(tmp_path, fault, kind):
 
 # ---------------------------------------------------------------------------------------------------------- whole files
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30).filter(str.strip)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30).filter(
+    lambda text: not is_blank(text)
+)
 
 
 @pytest.mark.parametrize("suffix", WRITTEN)

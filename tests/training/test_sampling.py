@@ -153,7 +153,7 @@ def test_a_run_with_other_batches_is_not_resumed(train, tmp_path):
 
 @pytest.mark.parametrize("data", ["stream", "without languages"])
 def test_data_whose_languages_are_unknown_are_refused(train, data):
-    with pytest.raises(UsageError, match="'batches: language' requires the columns"):
+    with pytest.raises(UsageError, match="'batches: language' requires data that are not a stream"):
         train(
             "refused",
             data=pairs().to_iterable_dataset() if data == "stream" else pairs().remove_columns("target_lang"),
@@ -161,5 +161,5 @@ def test_data_whose_languages_are_unknown_are_refused(train, data):
 
 
 def test_an_evaluation_set_without_languages_is_refused_before_training(train):
-    with pytest.raises(UsageError, match="`eval_dataset` does not comply"):
+    with pytest.raises(UsageError, match="`eval_dataset` lacks these"):
         train("refused", eval_dataset={"sw": pairs().remove_columns("source_lang")})

@@ -510,17 +510,27 @@ class StopAt(TrainerCallback):
             self.trainer._shutdown.received = signal.SIGTERM
 
 
-def test_a_run_whose_epochs_a_callback_stops_is_resumed_where_it_was(make_trainer):
+@pytest.mark.parametrize("step", [2, 3, 4])
+def test_a_run_whose_epochs_a_callback_stops_is_resumed_where_it_was(make_trainer, step):
     class StopEpoch(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             control.should_epoch_stop = state.global_step == 2
 
-    whole, resumed = (make_trainer("tr", folder=name, max_steps=5, save_steps=4) for name in ("whole", "resumed"))
+    whole, resumed = (make_trainer("tr", folder=name, max_steps=5, save_steps=1) for name in ("whole", "resumed"))
     for trainer in (whole, resumed):
         trainer.add_callback(StopEpoch())
     whole.train()
-    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-4"))
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / f"checkpoint-{step}"))
     assert_equal(weights(resumed), weights(whole))
+
+
+def test_a_longer_run_does_not_repeat_an_evaluation(make_trainer):
+    options = {"recipe": "tr", "save_strategy": "epoch", "eval_strategy": "epoch"}
+    first = make_trainer(evaluator=(before := Scores()), max_steps=3, **options)
+    first.train()
+    resumed = make_trainer(evaluator=(after := Scores()), max_steps=6, **options)
+    resumed.train(resume_from_checkpoint=str(Path(first.args.output_dir) / "checkpoint-3"))
+    assert before.steps + after.steps == [3, 6]
 
 
 def streamed(rows):

@@ -141,9 +141,10 @@ def delayed_worker_errors() -> Iterator[None]:
     """Raise the error of a data loader worker that dies within the block at its end.
 
     Torch raises it once, at any line of the main thread. Code that catches all exceptions would lose it, as
-    sentence-transformers does when it writes a model card, and training would wait until ``dataloader_timeout``.
+    sentence-transformers does when it writes a model card, and training would wait until ``dataloader_timeout``. An error of
+    the block itself takes precedence.
     """
-    handler = signal.getsignal(signal.SIGCHLD)
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None  # not on Windows
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return

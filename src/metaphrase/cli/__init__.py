@@ -121,8 +121,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers
     try:
         return int(command.run(arguments))
-    except SystemExit:  # of --help
-        result_stream().flush()
+    except SystemExit as end:
+        if not end.code:  # of --help
+            result_stream().flush()
         raise
 
 
@@ -131,7 +132,10 @@ def _is_reader_gone(stdout: TextIO) -> bool:
     if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()
-    poll.register(stdout.fileno(), 0)
+    try:
+        poll.register(stdout.fileno(), 0)
+    except (OSError, ValueError):  # in memory, or closed
+        return False
     return bool(poll.poll(0))
 
 

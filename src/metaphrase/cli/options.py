@@ -213,10 +213,10 @@ def parse(
 
 
 def _with_home(value: Any) -> Any:
-    """Replace the ``~`` of paths by the home folder."""
+    """Replace the ``~`` of paths by the home folder, also in ``~/x.sw,~/x.en`` and ``BASE + ~/v.safetensors``."""
     if isinstance(value, list):
         return [_with_home(item) for item in value]
-    return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
+    return re.sub(r"(^|,| \+ )~(?=/)", rf"\1{Path.home()}", value) if isinstance(value, str) else value
 
 
 def _check_values(
@@ -305,8 +305,14 @@ def _read_config(path: Path, known: Iterable[str]) -> Keys:
 def _as_given(action: argparse.Action, value: Any, content: Keys) -> Any:
     """Convert a value of a file to the value that the command line would produce."""
     if value is not None and action.nargs == "+" and not isinstance(value, list):
-        value = [value]
+        number = isinstance(value, int | float | date) and not isinstance(value, bool)
+        value = [content.words.get(action.dest, value) if number and action.type is str else value]
     if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML
+        if action.type is str and isinstance(words := content.words.get(action.dest), list):
+            value = [
+                word if isinstance(item, int | float | date) and not isinstance(item, bool) else item
+                for item, word in zip(value, words, strict=True)
+            ]
         value = ["no" if item is False else item if isinstance(item, _NO_WORDS) else str(item) for item in value]
     wrong = isinstance(value, list) and action.nargs != "+" and action.type is not str
     wrong |= isinstance(value, dict) and action.type is not str

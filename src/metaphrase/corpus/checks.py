@@ -386,8 +386,8 @@ def check_leakage(
 ) -> list[Finding]:
     """Check for test sentences that also occur in the training corpus.
 
-    Sentences are compared as `normalised` prepares them. Sources are searched in the training corpus of the same language,
-    in any script, targets in the targets of all languages.
+    Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width. Sources are
+    searched in the training corpus of the same language, in any script, targets in the targets of all languages.
 
     Args:
         train: The training pairs of each language.

@@ -13,7 +13,7 @@ from metaphrase.corpus.text import normalised
 def overlap(train: Any, test: Any) -> int:
     """Count the test pairs with a sentence that also occurs in the training corpus, on the same side.
 
-    Sentences are compared as `normalised` prepares them.
+    Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width.
 
     Args:
         train: Rows with ``source`` and ``target``: a data set or an iterable of mappings.

@@ -27,11 +27,12 @@ MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
 class Keys(dict[Any, Any]):
     """A mapping from a YAML file with the positions of its keys.
 
-    ``places`` has ``"path:line:column"`` of each key, one-based; ``words`` the text of each scalar, such as ``012`` of 10.
+    ``places`` has ``"path:line:column"`` of each key, one-based; ``words`` the text of each scalar, such as ``012`` of
+    10, and the texts of each list of scalars.
     """
 
     places: Mapping[Any, str] = MappingProxyType({})
-    words: Mapping[Any, str] = MappingProxyType({})
+    words: Mapping[Any, Any] = MappingProxyType({})
 
 
 class _Loader(yaml.SafeLoader):
@@ -88,6 +89,11 @@ def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
     nodes = [(loader.construct_object(key, deep=True), key, value) for key, value in node.value]
     keys.places = {key: f"{loader.path}:{_place(node.start_mark)}" for key, node, _ in nodes}
     keys.words = {key: value.value for key, _, value in nodes if isinstance(value, yaml.ScalarNode)}
+    keys.words |= {
+        key: [item.value for item in value.value]
+        for key, _, value in nodes
+        if isinstance(value, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in value.value)
+    }
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_keys)

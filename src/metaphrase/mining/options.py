@@ -256,6 +256,6 @@ class FilterOptions(BitextOptions):
 
 def _language(path: str, given: str | None, side: str) -> str:
     match = _LANGUAGE.search(Path(path).name)
-    if given is None and (match is None or match[1] in NO_CODES):
+    if given is None and (match is None or match[1] in {*NO_CODES, "tok"}):
         raise UsageError(f"Cannot infer the language from the file name {Path(path).name!r}: pass --{side}_lang.")
     return language_code(given or str(match and match[1]))

@@ -194,11 +194,13 @@ def build_loss(
 
 
 def _check_state(objective: Objective) -> None:
-    """Refuse parameters and buffers that would not be saved with checkpoints."""
-    if outside := [name for name in objective.state_dict() if not name.startswith("head.")]:
+    """Refuse trained parameters and buffers that would not be saved with checkpoints."""
+    frozen = {name for name, parameter in objective.named_parameters() if not parameter.requires_grad}
+    if outside := [name for name in objective.state_dict() if not name.startswith("head.") and name not in frozen]:
         raise RecipeError(
             f"The objective {type(objective).name!r} has parameters or buffers outside of its head "
-            f"({', '.join(outside[:3])}), which checkpoints do not contain. Create them in make_head()."
+            f"({', '.join(outside[:3])}), which checkpoints do not contain. Create them in make_head(), "
+            "or register constants with persistent=False."
         )
 
 

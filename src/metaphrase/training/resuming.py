@@ -67,7 +67,10 @@ class RunFacts:
         }
         settings = {"batches": "mixed", "data_seed": None, "batch_sampler": BatchSamplers.BATCH_SAMPLER}
         facts |= {name: value for name, usual in settings.items() if (value := getattr(self._args, name)) != usual}
-        if self._args.optim not in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED):  # of one state
+        if self._args.optim not in (
+            OptimizerNames.ADAMW_TORCH,
+            OptimizerNames.ADAMW_TORCH_FUSED,
+        ):  # their states are equal
             facts["optim"] = self._args.optim
         facts |= self._encoder_facts() | self._original_facts
         parts = dataset if isinstance(dataset, Mapping) else {"": dataset}
@@ -226,8 +229,10 @@ class DataPosition:
         self.batches = 0
         self.epoch += 1
 
-    def facts(self) -> dict[str, int]:
-        """The position, for the manifest of a checkpoint."""
+    def facts(self, *, is_epoch_over: bool = False) -> dict[str, int]:
+        """The position, for the manifest of a checkpoint. A callback may end an epoch before its last batch."""
+        if is_epoch_over and self.batches:
+            return {"epoch": self.epoch + 1, "batches": 0}
         return {"epoch": self.epoch, "batches": self.batches}
 
 

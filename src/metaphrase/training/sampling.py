@@ -31,8 +31,8 @@ def check_languages(dataset: Any, name: str, *, streams: bool = False) -> None:
             continue
         if not isinstance(part, Dataset) or not {"source_lang", "target_lang"} <= set(part.column_names):
             raise UsageError(
-                "'batches: language' requires the columns 'source_lang' and 'target_lang', and training data that are not "
-                f"a stream; `{name}` does not comply. Load the corpus without streaming, or set 'batches' to 'mixed'."
+                f"'batches: language' requires data that are not a stream, with the columns 'source_lang' and 'target_lang', "
+                f"but `{name}` lacks these or is a stream. Load the corpus without streaming, or set 'batches' to 'mixed'."
             )
 
 

@@ -309,9 +309,13 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             self._steps.reset(manifest)
             self._began -= manifest["seconds"]
             self._written = Path(resume_from_checkpoint)
-            is_before_epoch_end = manifest["batches"] > 0 == batches
+            is_before_epoch_end = manifest["batches"] > 0 == batches and manifest["epoch"] < epoch
+            is_evaluated = any(
+                entry["step"] == self.state.global_step and any(name.startswith("eval_") for name in entry)
+                for entry in self.state.log_history
+            )
             self._evaluation_pending = manifest["evaluation_due"] or (
-                is_before_epoch_end and self.args.eval_strategy == IntervalStrategy.EPOCH
+                is_before_epoch_end and not is_evaluated and self.args.eval_strategy == IntervalStrategy.EPOCH
             )
             self._find_best_checkpoint()
             stopped_early = manifest["ended"] and not self.args.allow_changes
@@ -493,7 +497,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         return {
             "step": self.state.global_step,
             "seconds": self.training_seconds,
-            **self._position.facts(),
+            **self._position.facts(is_epoch_over=self.control.should_epoch_stop),
             **self._steps.facts(),
             "evaluation_due": self._evaluation_pending,
             "ended": ended and self.state.global_step < self.state.max_steps,

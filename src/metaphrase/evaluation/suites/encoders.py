@@ -153,15 +153,15 @@ def _subfolders(candidates: Iterable[Path], settings: Settings) -> Iterator[tupl
     for folder in candidates:
         split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
         files = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
-        if not files or (split is None and folder.name not in _TEST_SETS):
+        wanted = wanted_languages([path.name.partition("-en.")[0] for path in files], settings)
+        if not wanted or (split is None and folder.name not in _TEST_SETS):
             continue
         try:
-            sets = load_parallel_folder(folder, None, split)
+            sets = load_parallel_folder(folder, wanted if settings.languages else None, split)
         except ValueError as error:
             yield folder_name(folder), FoundSets({}, tuple(files), error)
-            continue
-        if chosen := {language: sets[language] for language in wanted_languages(sets, settings)}:
-            yield folder_name(folder), FoundSets(chosen, _files(chosen))
+        else:
+            yield folder_name(folder), FoundSets(sets, _files(sets))
 
 
 def stripped_note(settings: Settings) -> str:
