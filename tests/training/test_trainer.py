@@ -784,6 +784,22 @@ def test_adamw_is_fused(tmp_path):
     assert AlignmentTrainingArguments(output_dir=str(tmp_path)).optim == "adamw_torch_fused"
 
 
+def searching(encoder, loss, rows, tmp_path, *, max_steps, **options):
+    """A trainer for hyperparameter search."""
+    args = AlignmentTrainingArguments(
+        str(tmp_path / "search"),
+        max_steps=max_steps,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    data = Dataset.from_list(rows)
+    return AlignmentTrainer(
+        model_init=lambda: copy.deepcopy(encoder), loss=loss, args=args, train_dataset=data, **options
+    )
+
+
 @pytest.mark.long
 def test_trials_of_a_search_share_no_weights(tiny_encoder, rows, tmp_path):
     optuna = pytest.importorskip("optuna")
@@ -806,20 +822,7 @@ def test_trials_of_a_search_share_no_weights(tiny_encoder, rows, tmp_path):
 
     evaluator = Evaluator()
     evaluator.moved = []
-    trainer = AlignmentTrainer(
-        model_init=lambda: copy.deepcopy(tiny_encoder),
-        loss=loss,
-        args=AlignmentTrainingArguments(
-            str(tmp_path / "search"),
-            max_steps=2,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
-        train_dataset=Dataset.from_list(rows),
-        evaluator=evaluator,
-    )
+    trainer = searching(tiny_encoder, loss, rows, tmp_path, max_steps=2, evaluator=evaluator)
     best = trainer.hyperparameter_search(
         hp_space=lambda trial: {
             "learning_rate": rates[trial.number],
@@ -853,21 +856,8 @@ def test_a_trial_is_built_with_its_own_arguments(tiny_encoder, rows, tmp_path):
         def on_train_begin(self, args, state, control, **kwargs):
             found[-1] += [trainer.data_collator.seed, trainer.alignment_loss.micro_batch_size]
 
-    trainer = AlignmentTrainer(
-        model_init=lambda: copy.deepcopy(tiny_encoder),
-        loss=loss,
-        args=AlignmentTrainingArguments(
-            str(tmp_path / "search"),
-            max_steps=1,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        ),
-        train_dataset=Dataset.from_list(rows),
-        eval_dataset=Dataset.from_list(rows),
-        callbacks=[Watch()],
-    )
+    options = {"eval_dataset": Dataset.from_list(rows), "callbacks": [Watch()]}
+    trainer = searching(tiny_encoder, loss, rows, tmp_path, max_steps=1, **options)
     trainer.hyperparameter_search(
         hp_space=lambda trial: {"seed": seeds[trial.number], "micro_batch_size": 6 + trial.number},
         compute_objective=lambda metrics: 0.0,
