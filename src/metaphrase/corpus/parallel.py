@@ -67,17 +67,20 @@ def load_parallel_folder(
         FileNotFoundError: The folder, the split or a language does not exist; the message lists the available ones.
         ValueError: A file is malformed or has no pairs, or a language has two files.
     """
-    named = f"{f'xx-en.{split}' if split else 'xx-en'}.tsv.gz"
     sets = {}
-    for language, file in files_by_language(
-        path, _FILE, split, languages, named=named, example="sw-en.tsv.gz"
-    ).items():
+    for language, file in parallel_files(path, languages, split).items():
         pairs = read_parallel(file)
         if not pairs:
             raise DataError(f"{file} has no pairs.")
         sources, targets = zip(*pairs, strict=True)
         sets[language] = ParallelSet(language, sources, targets, file)
     return sets
+
+
+def parallel_files(path: str | Path, languages: Sequence[str] | None, split: str | None) -> dict[str, Path]:
+    """The files that `load_parallel_folder` reads, by language."""
+    named = f"{f'xx-en.{split}' if split else 'xx-en'}.tsv.gz"
+    return files_by_language(path, _FILE, split, languages, named=named, example="sw-en.tsv.gz")
 
 
 def load_test_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:

@@ -88,10 +88,8 @@ def read_folders(folder: str | Path, languages: Sequence[str] = ()) -> Sets:
     path = Path(folder)
     if path.is_dir() and not any(path.glob("*-en.*tsv*")):
         found = parallel_folders(path, Settings(languages=list(languages)))
-        for error in (one.error for one in found.values() if one.error):
-            raise error
         if found:
-            return {name: dict(one.sets) for name, one in found.items()}
+            return {name: one.read() for name, one in found.items()}
     return {path.resolve().name: load_test_folder(folder, languages or None)}
 
 

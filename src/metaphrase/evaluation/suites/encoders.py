@@ -13,7 +13,7 @@ import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.codes import standard_code
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder, parallel_files
 from metaphrase.evaluation.answer_retrieval import answer_files, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.bucc import (
     PROTOCOLS,
@@ -87,81 +87,60 @@ def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
     return stripped
 
 
-class FoundSets(NamedTuple):
+class ParallelFolder(NamedTuple):
     """The parallel test sets of a folder.
 
     Attributes:
-        sets: The sets by language; empty if they cannot be read.
-        files: Their files.
-        error: Why they cannot be read, if so.
+        folder: The folder.
+        split: Split of the files; None for files without a split.
+        files: File of each language.
+        settings: Settings that they were found with.
     """
 
-    sets: Mapping[str, ParallelSet]
-    files: tuple[Path, ...]
-    error: ValueError | None = None
+    folder: Path
+    split: str | None
+    files: Mapping[str, Path]
+    settings: Settings
 
-    def benchmark(
-        self, name: str, suite: str, protocol: str, measure: Callable[[Mapping[str, ParallelSet], Subject], Results]
-    ) -> Benchmark:
-        """A benchmark of these sets, which fails if they cannot be read."""
-        digest = files_sha256(self.files)
-        return Benchmark(
-            name, suite, protocol, self.files, text_size(self.files), partial(self._measure, measure), loaded=digest
-        )
+    def read(self) -> dict[str, ParallelSet]:
+        """The pairs that are measured, at most ``settings.first`` of each language, in the form of the settings."""
+        sets = load_parallel_folder(self.folder, list(self.files) if self.settings.languages else None, self.split)
+        if self.settings.strip_quotes:
+            sets = strip_quotes(sets)
+        return {code: one.rows(range(len(one.sources))[: self.settings.first]) for code, one in sets.items()}
 
-    def _measure(self, measure: Callable[[Mapping[str, ParallelSet], Subject], Results], subject: Subject) -> Results:
-        if self.error is not None:
-            raise self.error
-        return measure(self.sets, subject)
+    def benchmark(self, name: str, suite: str, protocol: str, measure: Callable[[Subject], Results]) -> Benchmark:
+        """A benchmark of these test sets."""
+        files = tuple(self.files.values())
+        return Benchmark(name, suite, protocol, files, text_size(files), measure)
 
 
-def parallel_folders(data: Path | None, settings: Settings) -> dict[str, FoundSets]:
-    """Test sets in a folder and its subfolders, of at most ``settings.first`` pairs.
+def parallel_folders(data: Path | None, settings: Settings) -> dict[str, ParallelFolder]:
+    """Test sets in a folder or its subfolders, by name.
 
     A folder that itself holds parallel files is the only test set; without ``settings.split``, its files without a split
     are read, or else those of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
     are a test set only in a subfolder that is named as one, because a corpus or a dictionary has the same format.
 
     Raises:
-        DataError: A file of the folder itself is malformed. The sets of a malformed subfolder have an ``error`` instead.
+        MissingFileError: The folder itself lacks the split or a language.
     """
     if data is not None and any(data.glob("*-en.*tsv*")):
         tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))
         split = settings.split or ("test" if tested else None)
-        if settings.first is None:
-            sets = load_parallel_folder(data, settings.languages, split)
-        else:  # a sample has languages of its own, and a folder may lack some of them
-            available = load_parallel_folder(data, None, split)
-            sets = {language: available[language] for language in wanted_languages(available, settings)}
-        found = {folder_name(data): FoundSets(sets, _files(sets))} if sets else {}
-    else:
-        found = dict(_subfolders(folders(data), settings))
-    return {name: one._replace(sets=_chosen(one.sets, settings)) for name, one in found.items()}
-
-
-def _chosen(sets: Mapping[str, ParallelSet], settings: Settings) -> dict[str, ParallelSet]:
-    """The pairs that are measured, in the form in which they are measured."""
-    stripped = strip_quotes(sets) if settings.strip_quotes else sets
-    return {code: one.rows(range(len(one.sources))[: settings.first]) for code, one in stripped.items()}
-
-
-def _files(sets: Mapping[str, ParallelSet]) -> tuple[Path, ...]:
-    return tuple(one.path for one in sets.values() if one.path)
-
-
-def _subfolders(candidates: Iterable[Path], settings: Settings) -> Iterator[tuple[str, FoundSets]]:
-    for folder in candidates:
+        # A sample has languages of its own, and a folder may lack some of them.
+        files = parallel_files(data, settings.languages if settings.first is None else None, split)
+        chosen = {language: files[language] for language in wanted_languages(files, settings)}
+        return {folder_name(data): ParallelFolder(data, split, chosen, settings)} if chosen else {}
+    found = {}
+    for folder in folders(data):
         split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
-        files = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
-        wanted = wanted_languages([path.name.partition("-en.")[0] for path in files], settings)
-        if not wanted or (split is None and folder.name not in _TEST_SETS):
-            continue
-        try:
-            sets = load_parallel_folder(folder, wanted if settings.languages else None, split)
-        except ValueError as error:
-            yield folder_name(folder), FoundSets({}, tuple(files), error)
-        else:
-            yield folder_name(folder), FoundSets(sets, _files(sets))
+        paths = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
+        files = {path.name.partition("-en.")[0]: path for path in paths}
+        chosen = {language: files[language] for language in wanted_languages(files, settings)}
+        if chosen and (split or folder.name in _TEST_SETS):
+            found[folder_name(folder)] = ParallelFolder(folder, split, chosen, settings)
+    return found
 
 
 def stripped_note(settings: Settings) -> str:
@@ -175,12 +154,12 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
     for name, tests in parallel_folders(data, settings).items():
-        yield tests.benchmark(name, "retrieval", protocol, partial(_measure_retrieval, name))
+        yield tests.benchmark(name, "retrieval", protocol, partial(_measure_retrieval, name, tests))
 
 
-def _measure_retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
+def _measure_retrieval(name: str, tests: ParallelFolder, subject: Subject) -> Results:
     """Accuracy and xsim error, each with both directions and their mean."""
-    settings = subject.settings
+    settings, sets = subject.settings, tests.read()
     accuracy, margin = (
         evaluate_retrieval(
             subject.model,
@@ -232,7 +211,7 @@ def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 
 def _measure_mining(
     folder: Path, protocol: Any, languages: Sequence[str], fixed: Mapping[str, Any], subject: Subject
-) -> dict[str, Result]:
+) -> Results:
     result = evaluate_mining(
         subject.model,
         load_bucc_folder(folder, protocol, languages),
@@ -272,7 +251,7 @@ def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 
 def _measure_sts(
     folder: Path, languages: Sequence[str], read: Sequence[str], first: int | None, subject: Subject
-) -> dict[str, Result]:
+) -> Results:
     sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder, read).items()}
     crossed = cross_lingual(sets)
     name = folder_name(folder)
@@ -286,7 +265,7 @@ def _evaluate_sts(
     return evaluate_sts(subject.model, sets, groups=groups, **subject.options(STS_RESAMPLES))
 
 
-def _sts22(subject: Subject) -> dict[str, Result]:
+def _sts22(subject: Subject) -> Results:
     tasks = load_mteb_tasks()
     try:
         (task,) = tasks.get_tasks(["STS22"], subject.settings.languages)
@@ -333,7 +312,7 @@ def _measure_word_alignment(
     peers: tuple[Path, ...],
     first: int | None,
     subject: Subject,
-) -> dict[str, Result]:
+) -> Results:
     """With the default settings on all pairs, and with the best settings of the first fifth on the other pairs.
 
     The settings are not tuned on a sample, and peers are not scored on it.
@@ -386,7 +365,7 @@ def find_answer_retrieval(data: Path | None, settings: Settings) -> Iterator[Ben
             )
 
 
-def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
+def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> Results:
     sets = load_answer_folder(folder, languages)
     results = evaluate_answer_retrieval(
         subject.model,
@@ -428,7 +407,7 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         )
 
 
-def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
+def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> Results:
     """Retrieval and topics; a sample is measured, but the classifier is trained on all English sentences."""
     whole = load_topic_folder(folder, languages)
     sets = {language: one.first_sentences(first) for language, one in whole.items()}
@@ -457,24 +436,21 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
     protocol = f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors"
     for name, tests in parallel_folders(data, settings).items():
-        yield tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name))
+        yield tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
     for folder, languages, files in _topic_folders(data, settings):
         work = text_size(files) / 8  # one split of two or three
-        measure = partial(_measure_sib200_xsimpp, folder, languages, settings.first)
+        measure = partial(_measure_xsimpp, "sib200", partial(_sib200_pairs, folder, languages, settings.first))
         yield Benchmark("sib200 xsim++", "xsim++", protocol, files, work, measure)
 
 
-def _measure_xsimpp(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
-    return {f"{name} xsim++": evaluate_xsimpp(subject.model, sets, **subject.options(STS_RESAMPLES))}
+def _measure_xsimpp(name: str, read: Callable[[], Mapping[str, ParallelSet]], subject: Subject) -> Results:
+    return {f"{name} xsim++": evaluate_xsimpp(subject.model, read(), **subject.options(STS_RESAMPLES))}
 
 
-def _measure_sib200_xsimpp(
-    folder: Path, languages: Sequence[str], first: int | None, subject: Subject
-) -> dict[str, Result]:
+def _sib200_pairs(folder: Path, languages: Sequence[str], first: int | None) -> dict[str, ParallelSet]:
     sets = load_topic_folder(folder, languages)
     split = measured(sets[ENGLISH])
-    tested = {code: one.split_only(split).first_sentences(first) for code, one in sets.items()}
-    return _measure_xsimpp("sib200", topic_pairs(tested), subject)
+    return topic_pairs({code: one.split_only(split).first_sentences(first) for code, one in sets.items()})
 
 
 # MTEB
@@ -487,17 +463,19 @@ def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     for name in settings.tasks or known or local:
         if name in local:
             protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{stripped_note(settings)}"
-            yield local[name].benchmark(f"mteb {name}", "mteb", protocol, partial(_measure_mteb, name))
+            measure = partial(_measure_mteb, name, local[name])
+            yield local[name].benchmark(f"mteb {name}", "mteb", protocol, measure)
         else:
             measure = partial(_measure_mteb, name, None)
             yield Benchmark(f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, measure)
 
 
-def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Subject) -> dict[str, Result]:
+def _measure_mteb(name: str, tests: ParallelFolder | None, subject: Subject) -> Results:
     tasks = load_mteb_tasks()
-    if sets is None:
+    if tests is None:
         chosen = tasks.get_tasks([name], subject.settings.languages)
     else:
+        sets = tests.read()
         chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
         texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
         encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
@@ -505,7 +483,7 @@ def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Su
     try:
         found = tasks.evaluate_mteb(subject.model, chosen, folder, name=subject.name, **subject.encoding())
     except OSError as error:
-        if sets is not None:  # not an error of the Hub
+        if tests is not None:  # not an error of the Hub
             raise
         raise DataUnavailable(str(error).partition("\n")[0]) from error
     (result,) = found.values()
