@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rich.text import Text
 from sentence_transformers import SentenceTransformer
@@ -43,24 +43,16 @@ REVISION = 3
 
 #: Suites that can load the model by name and fine-tune it.
 _FINE_TUNED = {task.suite for task in FINETUNED.values()}
-#: Suites that embed sentences.
-_EMBEDDING = {name for name, suite in SUITES.items() if "prompt" in suite.reads}
 #: The suites of options that do not apply to all suites.
 _APPLIES = {
-    "split": {"retrieval", "xsim++", "mteb"},
-    "margin_k": {"retrieval"},
-    "tasks": {"mteb"},
-    "answer_text": {"answer-retrieval"},
-    "trained_languages": {"sib200"},
-    **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
-    "text_equality": {"retrieval"},
-    "strip_quotes": {"retrieval", "xsim++", "mteb"},
-    "transfer": set(PROBED_BY["probe"]),
-    "prompt": _EMBEDDING,
-    "pooling": _EMBEDDING,
-    "layer": set(SUITES),
-    "max_length": set(SUITES),
+    setting: {name for name, suite in SUITES.items() if setting in suite.reads}
+    for setting in (
+        *("prompt", "split", "text_equality", "margin_k", "strip_quotes", "margin", "k", "retrieval"),
+        *("answer_text", "trained_languages", "transfer"),
+    )
 }
+_APPLIES |= {name: {"mining"} for name in ("protocols", "duplicates", "comparison")}
+_APPLIES |= {"tasks": {"mteb"}, "pooling": _APPLIES["prompt"], "layer": set(SUITES), "max_length": set(SUITES)}
 
 #: Share of the texts of a suite that is new if an earlier suite has read its files.
 _NEW_TEXTS = {"mteb": 0.0, "xsim++": 0.1}
@@ -352,7 +344,7 @@ def find_benchmarks(
     Without a folder, these are the ones whose data are on the Hub. ``samples``, by suite or folder, replace all items.
     Returns also, for each suite without data, a description of the data that it needs.
     """
-    folder = Path(data) if data is not None else None
+    folder = None if data is None else Path(data)
     if folder is not None and not folder.is_dir():
         raise MissingFileError(f"{folder} is not a folder.")
     benchmarks: list[Benchmark] = []
@@ -385,43 +377,38 @@ def compare_scores(
 def encoding_speed(model: SentenceTransformer, *, batch_size: int = 64) -> float:
     """Seconds per byte of text, measured by encoding some of the packaged sentences."""
     sets = load_parallel_folder(UDHR, ["sw", "de", "hi", "zh"])
-    texts = [
-        text for one in sets.values() for pair in zip(one.sources[:16], one.targets[:16], strict=True) for text in pair
-    ]
+    texts = [text for one in sets.values() for text in (*one.sources[:16], *one.targets[:16])]
     encode_texts(model, texts[:8], batch_size=batch_size)
     start = time.perf_counter()
     encode_texts(model, texts, batch_size=batch_size)
     return (time.perf_counter() - start) / sum(len(text.encode()) for text in texts)
 
 
-class _Planned(NamedTuple):
-    """Estimated seconds of a benchmark, 0 if unknown, and whether its result is cached."""
+def _plan(
+    benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], note: Note
+) -> list[float | None]:
+    """Estimate the seconds of each benchmark from the encoding speed of the model, and show the estimates.
 
-    seconds: float
-    cached: bool
-
-
-def _plan(benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], note: Note) -> list[_Planned]:
-    """Estimate the duration of each benchmark from the encoding speed of the model, and show the estimates."""
+    A benchmark with a cached result has None.
+    """
     speed = encoding_speed(subject.model, batch_size=subject.batch_size)
     table = titled_table("Benchmarks", "name", "suite", "protocol", right=["minutes"])
-    plan = []
+    plan: list[float | None] = []
     for one in benchmarks:
         cached = read_part(cache_path(one, subject)) is not None
-        seconds = one.work * speed * (not cached)
-        minutes = "done" if cached else f"{seconds / 60:.1f}" if one.files else "?"
+        plan.append(None if cached else one.work * speed)
+        minutes = "done" if cached else f"{one.work * speed / 60:.1f}" if one.files else "?"
         table.add_row(one.name, one.suite, one.protocol, minutes)
-        plan.append(_Planned(seconds, cached))
     note(table)
     for suite, reason in missing.items():
         note(f"Skipped: {suite}, which {reason}.")
-    note(f"Estimate for {subject.name}: {_duration(sum(one.seconds for one in plan))}.")
+    note(f"Estimate for {subject.name}: {_duration(sum(filter(None, plan)))}.")
     return plan
 
 
-def _seconds_left(plan: Sequence[_Planned], done: int, spent: float) -> float:
+def _seconds_left(plan: Sequence[float | None], done: int, spent: float) -> float:
     """Estimate for the benchmarks that are not done, corrected by the time that the finished ones took."""
-    before, after = (sum(one.seconds for one in part) for part in (plan[:done], plan[done:]))
+    before, after = (sum(filter(None, part)) for part in (plan[:done], plan[done:]))
     return after * spent / before if before else after
 
 
@@ -453,17 +440,19 @@ def _reads(benchmark: Benchmark) -> tuple[str, ...]:
 def _relevant_settings(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     """The settings that the result of a benchmark depends on, with the text of the prompt."""
     relevant = {name: getattr(subject.settings, name) for name in _reads(benchmark)}
+    prompt, passage = _prompts(benchmark, subject)
     if "prompt" in relevant:
-        relevant["prompt"] = _prompt(benchmark, subject)
+        relevant["prompt"] = prompt
     if benchmark.suite in ("answer-retrieval", "mteb") and subject.settings.prompt == "auto":
-        relevant["passage prompt"] = resolve_prompt(subject.model, "auto", "passage")
+        relevant["passage prompt"] = passage
     return relevant | dict(benchmark.fixed)
 
 
-def _prompt(benchmark: Benchmark, subject: Subject) -> str:
-    """The prompt of sentences, or of questions."""
-    asks = benchmark.suite == "answer-retrieval"
-    return resolve_prompt(subject.model, subject.settings.prompt, "question" if asks else "sentence")
+def _prompts(benchmark: Benchmark, subject: Subject) -> tuple[str, str]:
+    """The prompts of sentences (in answer retrieval: of questions) and of passages."""
+    asked = "question" if benchmark.suite == "answer-retrieval" else "sentence"
+    model, prompt = subject.model, subject.settings.prompt
+    return resolve_prompt(model, prompt, asked), resolve_prompt(model, prompt, "passage")
 
 
 def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
@@ -471,12 +460,13 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
     if "prompt" not in _reads(benchmark):
         return benchmark.protocol
     encoder = encoder_settings(subject.model)
-    prompt, passage = _prompt(benchmark, subject), ""
-    if benchmark.suite == "answer-retrieval":
-        passage = resolve_prompt(subject.model, subject.settings.prompt, "passage")
+    prompt, passage = _prompts(benchmark, subject)
+    described = f"prompt {prompt!r}" if prompt else "no prompt"
+    if benchmark.suite == "answer-retrieval" and passage:
+        described += f", candidates {passage!r}"
     return (
         f"{benchmark.protocol}; {encoder['pooling']} pooling of layer {encoder['layer']}, {encoder['max_length']} tokens, "
-        f"{f'prompt {prompt!r}' if prompt else 'no prompt'}{f', candidates {passage!r}' if passage else ''}"
+        f"{described}"
     )
 
 
@@ -535,7 +525,7 @@ def measure_all(
         averages = "; ".join(
             f"{name} {one['measure']} {one['average']['score']:.1f}" for name, one in content["scores"].items()
         )
-        note(f"  {averages} ({'cached' if plan[number - 1].cached else _duration(content['seconds'])})")
+        note(f"  {averages} ({'cached' if plan[number - 1] is None else _duration(content['seconds'])})")
     if not scores:
         reasons = [f"{name}: {reason}" for name, reason in (skipped | failed).items()]
         raise DataError(f"Nothing could be measured with {subject.name}: {'; '.join(reasons)}.")

@@ -50,15 +50,11 @@ def with_samples(
     found = {one.name: one for one in whole}
     for key, sample in samples.items():
         if named := {one.name for one in whole if key in (one.suite, one.name.split()[0])}:
-            parts = [_sampled(one, sample) for one in find(_settings(sample, settings)) if one.name in named]
-            found = {name: one for name, one in found.items() if name not in named} | {one.name: one for one in parts}
+            languages = settings.languages or list(sample.languages or ())
+            parts = find(replace(settings, first=sample.items, languages=languages))
+            found = {name: one for name, one in found.items() if name not in named}
+            found |= {one.name: _sampled(one, sample) for one in parts if one.name in named}
     return [found[one.name] for one in whole if one.name in found]
-
-
-def _settings(sample: Sample, settings: Settings) -> Settings:
-    """The settings that find the sample of a suite; ``--languages`` overrides its languages."""
-    languages = settings.languages or (list(sample.languages) if sample.languages else None)
-    return replace(settings, first=sample.items, languages=languages)
 
 
 def _sampled(benchmark: Benchmark, sample: Sample) -> Benchmark:
