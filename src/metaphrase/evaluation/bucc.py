@@ -136,22 +136,21 @@ def load_bucc_folder(
     folder = Path(path)
     files = bucc_files(folder)
     there = sorted(f"{language} {split}" for language, splits in files.items() for split in splits)
-    chosen = list(languages or (language for language, splits in files.items() if splits.keys() >= set(needed)))
+    available = f"Available: {', '.join(there) or 'no BUCC files'}."
     sets: dict[str, dict[str, MiningSet]] = {}
-    for language in chosen:
+    for language in languages or (language for language, splits in files.items() if splits.keys() >= set(needed)):
         sets[language] = {}
         for split in needed:
             parts = files.get(language, {}).get(split, {})
             if missing := [part for part in (language, TARGET_LANGUAGE, "gold") if part not in parts]:
                 raise MissingFileError(
                     f"Protocol {protocol!r} needs {language}-en.{split}.{missing[0]}, which is missing in {folder}. "
-                    f"Available: {', '.join(there) or 'no BUCC files'}."
+                    f"{available}"
                 )
             sets[language][split] = _read_set(language, split, parts)
     if not sets:
         raise MissingFileError(
-            f"Protocol {protocol!r} needs the splits {' and '.join(needed)}, which no language in {folder} has. "
-            f"Available: {', '.join(there) or 'no BUCC files'}."
+            f"Protocol {protocol!r} needs the splits {' and '.join(needed)}, which no language in {folder} has. {available}"
         )
     return sets
 
@@ -282,19 +281,14 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
     Returns:
-        A result whose scores are F1 in percent. Its JSON form is::
+        A result whose scores are F1 in percent. In JSON, a language also has::
 
-            {"suite": "mining", "model": name, "measure": "F1",
-             "languages": {"zh": {"n": 8624, "sha256": …, "score": 94.7, "interval": [92.6, 96.5],
-                                  "sources": 8624, "targets": 13589, "gold": 257, "candidates": 8012,
-                                  "kept": 250, "correct": 240, "precision": 96.0, "recall": 93.4, "f1": 94.7,
-                                  "threshold": 1.12, "tuned_on": {"split": "sample", "sha256": …, "f1": 94.7},
-                                  "outcomes": {…}}},
-             "average": {"n": 1, "score": 94.7, "interval": …}, "settings": {…}, "versions": {…}, "seconds": 312.4}
+            "sources": 8624, "targets": 13589, "gold": 257, "candidates": 8012, "kept": 250, "correct": 240,
+            "precision": 96.0, "recall": 93.4, "f1": 94.7,
+            "threshold": 1.12, "tuned_on": {"split": "sample", "sha256": …, "f1": 94.7}, "outcomes": {…}
 
-        ``n`` is the number of source sentences. ``outcomes`` are the items that
-        :func:`metaphrase.evaluation.compare.compare` tests: the numbers of correct, kept and gold pairs of each source
-        sentence that has any.
+        ``outcomes`` are the items that :func:`metaphrase.evaluation.compare.compare` tests: the numbers of correct, kept and
+        gold pairs of each source sentence that has any.
 
     Raises:
         ValueError: An option is unknown, or a language lacks a split.
@@ -383,11 +377,7 @@ def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dic
 
 
 class MiningEvaluator(RecordedEvaluator):
-    """F1 of bitext mining (BUCC) during training, by language.
-
-    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
-    evaluator, and each evaluation appends a line to ``mining_evaluation_{name}_results.csv`` in the output folder. The
-    primary metric is ``mean_f1``.
+    """F1 of bitext mining (BUCC) during training, by language; see `RecordedEvaluator`. The primary metric is ``mean_f1``.
 
     Args:
         data: Sets by language and split, from `load_bucc_folder`.
@@ -421,8 +411,8 @@ class MiningEvaluator(RecordedEvaluator):
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
         result = evaluate_mining(model, self.data, protocol=self.protocol, **{"resamples": 1, **self.options})
-        scores = {"mean_f1": result.average.score / 100}
-        return scores | {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
+        scores = {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
+        return {"mean_f1": result.average.score / 100, **scores}
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

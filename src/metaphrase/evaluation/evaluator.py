@@ -19,7 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 class RecordedEvaluator(BaseEvaluator):
-    """An evaluator whose scores go to the log, to a CSV file and to the model card; subclasses set `kind` and `metric`."""
+    """An evaluator whose scores go to the log, to a CSV file and to the model card; subclasses set `kind` and `metric`.
+
+    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the evaluator, and
+    each evaluation appends a line to ``{kind}_evaluation_{name}_results.csv`` in the output folder.
+    """
 
     #: What is evaluated, in the name of the CSV file, and name of the primary metric.
     kind: ClassVar[str]
@@ -57,9 +61,7 @@ class RecordedEvaluator(BaseEvaluator):
 
 @checked
 class EmbeddingEvaluator(RecordedEvaluator):
-    """An evaluator of sentence embeddings; subclasses set `kind` and `metric`, and compute the scores.
-
-    As in sentence-transformers' evaluators, the metrics are fractions, and their names start with the name of the evaluator.
+    """A `RecordedEvaluator` of sentence embeddings.
 
     Args:
         sets: The data per language.
@@ -67,12 +69,8 @@ class EmbeddingEvaluator(RecordedEvaluator):
         batch_size: Texts per forward pass.
         prompt: Text before each text; None for no prompt, ``"auto"`` for the prompts that the model stores.
         show_progress_bar: Show a progress bar while encoding.
-        write_csv: Append a line to ``{kind}_evaluation_{name}_results.csv`` in the output folder at each evaluation.
+        write_csv: Write the CSV file.
         encode: Replaces ``model.encode``, with its signature.
-
-    Attributes:
-        kind: What is evaluated, in the name of the CSV file.
-        metric: Name of the primary metric.
     """
 
     def __init__(

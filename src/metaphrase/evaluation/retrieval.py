@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -34,25 +35,19 @@ from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 logger = logging.getLogger(__name__)
 
 
-def _languages(codes: str) -> tuple[str, ...]:
-    return tuple(codes.split())
-
-
-_XTREME = _languages(
-    "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi zh"
-)
-_FEWER_THAN_1000 = _languages("jv ka kk ml sw ta te th")
-
 #: The language sets whose means are reported on Tatoeba. 36, 28 and 14 are those of XTREME and DAP: 28 excludes the
 #: languages with fewer than 1,000 pairs. 14 are the languages of XNLI, which is not a subset of 28 (sw, th). 8, 5 and 4
 #: are the low-resource sets of WACSE.
 TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
-    "36": _XTREME,
-    "28": tuple(language for language in _XTREME if language not in _FEWER_THAN_1000),
-    "14": _languages("ar bg de el es fr hi ru sw th tr ur vi zh"),
-    "8": _languages("tl jv sw ml te mr kk ka"),
-    "5": _languages("kk te ka jv tl"),
-    "4": _languages("kk te ka jv"),
+    group: tuple(languages.split())
+    for group, languages in {
+        "36": "af ar bg bn de el es et eu fa fi fr he hi hu id it ja jv ka kk ko ml mr nl pt ru sw ta te th tl tr ur vi zh",
+        "28": "af ar bg bn de el es et eu fa fi fr he hi hu id it ja ko mr nl pt ru tl tr ur vi zh",
+        "14": "ar bg de el es fr hi ru sw th tr ur vi zh",
+        "8": "tl jv sw ml te mr kk ka",
+        "5": "kk te ka jv tl",
+        "4": "kk te ka jv",
+    }.items()
 }
 
 #: Number of similarities held in memory (128 MB).
@@ -77,7 +72,7 @@ def retrieval_hits(
 
     Args:
         source_nh: Embeddings of the sources, shape ``(n, hidden)``.
-        target_nh: Embeddings of the targets, row ``i`` translating source row ``i``, shape ``(n, hidden)``.
+        target_nh: Embeddings of their translations, shape ``(n, hidden)``.
         match_text: The texts of both sides. If given, another copy of the translation's text also counts as a hit.
         margin_k: Number of nearest neighbours to rank by ratio margin instead of cosine. With 4, the percentage of
             misses is the xsim error (Heffernan et al. 2022).
@@ -95,11 +90,8 @@ def retrieval_hits(
     sides = unit_rows(np.asarray(source_nh)), unit_rows(np.asarray(target_nh))
     hits = []
     for query, pool in ((0, 1), (1, 0)):
-        found_n = (
-            _nearest(sides[query], sides[pool])
-            if margin_k is None
-            else largest_margin(sides[query], sides[pool], margin_k)
-        )
+        nearest = _nearest if margin_k is None else partial(largest_margin, k=margin_k)
+        found_n = nearest(sides[query], sides[pool])
         gold_n = np.arange(len(found_n))
         if match_text is not None:
             gold_n = np.unique(np.asarray(match_text[pool], dtype=object), return_inverse=True)[1]
@@ -212,22 +204,16 @@ def evaluate_retrieval(
             resampled together: an average over languages is as uncertain as its items, however many languages it has.
         resamples: Number of bootstrap samples of the intervals.
         seed: Seed of the bootstrap.
-        **encoding: ``prompt``, ``batch_size``, ``show_progress`` and ``encode``; see
-            :class:`metaphrase.evaluation.encoding.EncodingOptions`.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
     Returns:
-        A result whose scores are the mean accuracies of both directions. Its JSON form is::
+        A result whose scores are the mean accuracies of both directions. In JSON, a language also has::
 
-            {"suite": "retrieval", "model": name, "measure": "accuracy",
-             "languages": {"sw": {"n": 390, "sha256": …, "score": 75.1, "interval": [70.9, 79.2],
-                                  "source_to_target": {"accuracy": 73.3, "interval": [68.9, 77.7], "hits": "1101…"},
-                                  "target_to_source": {…}, "mean": {"accuracy": 75.1, "interval": …}}},
-             "groups": {"36": {"n": 36, "score": …, "source_to_target": {…}, …}},  # groups with all their languages
-             "average": {"n": 1, …}, "settings": {…}, "versions": {…}, "seconds": 12.3,
-             "facts": {"unrelated_cosine": 0.76}}  # mean cosine of sentences that are no translations
+            "source_to_target": {"accuracy": 73.3, "interval": [68.9, 77.7], "hits": "1101…"},
+            "target_to_source": {…}, "mean": {"accuracy": 75.1, "interval": …}
 
-        ``n`` is the number of pairs of a language, and the number of languages of a group and the average. ``hits`` are
-        the items that :func:`metaphrase.evaluation.compare.compare` tests.
+        ``hits`` are the items that :func:`metaphrase.evaluation.compare.compare` tests. ``facts`` has the mean cosine of
+        sentences that are not translations of each other.
     """
     start = time.perf_counter()
     if shared_items and len(sizes := {len(one.sources) for one in sets.values()}) > 1:
@@ -241,12 +227,11 @@ def evaluate_retrieval(
         return {"": np.mean(list(by_language.values()), axis=0)} if shared_items else by_language
 
     def summary(languages: Sequence[str]) -> dict[str, Any]:
-        chosen = {language: hits[language] for language in languages}
-        scores = {
-            "source_to_target": {language: both[0] for language, both in chosen.items()},
-            "target_to_source": {language: both[1] for language, both in chosen.items()},
-            "mean": {language: np.mean(both, axis=0) for language, both in chosen.items()},
-        }
+        scores: dict[str, dict[str, Any]] = {key: {} for key in (*DIRECTIONS, "mean")}
+        for language in languages:
+            both = hits[language]
+            for key, score_n in zip(scores, (*both, np.mean(both, axis=0)), strict=True):
+                scores[key][language] = score_n
         return {
             key: {
                 "accuracy": 100 * float(np.mean([np.mean(score) for score in by_language.values()])),
@@ -329,8 +314,6 @@ def xsim_error(result: Result) -> Result:
 class RetrievalEvaluator(EmbeddingEvaluator):
     """Retrieval accuracy during training, by language and direction, and a warning if the embeddings collapse.
 
-    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
-    evaluator, and each evaluation appends a line to ``retrieval_evaluation_{name}_results.csv`` in the output folder.
     The metrics include ``unrelated_cosine``, the mean over the languages; the evaluator warns if it exceeds
     `COLLAPSED_COSINE`.
 

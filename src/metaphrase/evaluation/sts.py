@@ -160,15 +160,8 @@ def evaluate_sts(
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
     Returns:
-        A result whose scores are correlations ×100. Its JSON form is::
-
-            {"suite": "sts", "model": name, "measure": "Spearman",
-             "languages": {"de": {"n": 1379, "sha256": …, "score": 75.2, "interval": [72.7, 77.6],
-                                  "cosines": […], "scores": […]}},
-             "groups": {"18": {"n": 18, "score": …, "interval": …}}, "average": {…},
-             "settings": {…}, "versions": {…}, "seconds": 12.3}
-
-        ``cosines`` and ``scores`` are the items that :func:`metaphrase.evaluation.compare.compare` tests.
+        A result whose scores are correlations ×100. In JSON, a language has the ``cosines`` and gold ``scores`` of its
+        pairs, the items that :func:`metaphrase.evaluation.compare.compare` tests.
     """
     start = time.perf_counter()
     cosines = _cosines(model, sets, **encoding)
