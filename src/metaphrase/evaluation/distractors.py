@@ -172,10 +172,8 @@ def _entities(text: str) -> Iterator[Edit]:
         before = re.search(r"([\w'.]+)\s+$", text[: match.start()])
         if before and before[1][0].isupper() and before[1].lower() not in _STARTS:
             continue  # a part of a longer name
-        if re.match(r"'?s?[ ]+(?:[A-Z](?!\b)|[A-Z]\.|and [A-Z])|-", text[match.end() :]) and match[1] not in (
-            "Tom",
-            "Mary",
-        ):
+        longer = re.match(r"'?s?[ ]+(?:[A-Z](?!\b)|[A-Z]\.|and [A-Z])|-", text[match.end() :])
+        if longer and match[1] not in ("Tom", "Mary"):
             continue
         names = next(names for names in _ENTITIES if match[1] in names)
         at = names.index(match[1])
@@ -198,16 +196,13 @@ _POLAR = (
     r"lest|as well|once"
 )
 _NOT_VERBS = _words("a an the his her my their your our its free good no this that any some")
-_NEGATED = (
-    (
-        re.compile(r"\b(is|are|was|were|will|would|could|should|must|does|did|has|have|had)(?:n't| not)(?= [a-z])"),
-        r"\1",
-    ),
-    (re.compile(r"\b([Cc])an(?:not|'t| not)(?= [a-z])"), r"\1an"),
-    (re.compile(r"\b([Ww])on't(?= [a-z])"), r"\1ill"),
-    (re.compile(r"\b(?<=I |u |e |y )(?:don't|do not) (?=[a-z])"), ""),
-    (re.compile(r"\b([Hh]as|[Hh]ave|[Hh]ad|I|[Hh]e|[Ss]he|[Ww]e|[Tt]hey|[Yy]ou) never(?= [a-z])"), r"\1 always"),
-)
+_NEGATED = {
+    r"\b(is|are|was|were|will|would|could|should|must|does|did|has|have|had)(?:n't| not)(?= [a-z])": r"\1",
+    r"\b([Cc])an(?:not|'t| not)(?= [a-z])": r"\1an",
+    r"\b([Ww])on't(?= [a-z])": r"\1ill",
+    r"\b(?<=I |u |e |y )(?:don't|do not) (?=[a-z])": "",
+    r"\b([Hh]as|[Hh]ave|[Hh]ad|I|[Hh]e|[Ss]he|[Ww]e|[Tt]hey|[Yy]ou) never(?= [a-z])": r"\1 always",
+}
 _POSITIVE_ONLY = (
     r"any\w*|ever|yet|either|neither|nor|at all|until|much|many|but|than|mind|matter|long|bother|have to|need|so|such|"
     r"even|only|why|because|more|whether|if|would rather|else|one|worry|be|let|least|too|seem|think|nothing|other|"
@@ -220,8 +215,8 @@ def _negation(text: str) -> Iterator[Edit]:
         return
     negative = re.findall(r"\b(?:not|never|no|\w+n't|cannot)\b", text)
     if len(negative) == 1 and not _has(text, _POSITIVE_ONLY):
-        for pattern, replacement in _NEGATED:
-            if match := pattern.search(text):
+        for pattern, replacement in _NEGATED.items():
+            if match := re.search(pattern, text):
                 yield Edit(*match.span(), match.expand(replacement))
     elif not negative and not _has(text, _POLAR) and not _INVERTED.match(text):
         yield from _negated(text)
@@ -262,6 +257,7 @@ _OPPOSITES = _pairs(
     "increased=decreased decreased=increased increase=decrease decrease=increase increases=decreases majority=minority "
     "minority=majority maximum=minimum minimum=maximum"
 )
+_DEGREES = _pairs("better=worse best=worst more=less less=more most=least least=most")
 _TIME = re.compile(r"(?:minute|hour|day|week|month|year|decade|centur)\w*$|much$")
 _OPPOSITE = re.compile(rf"(?<![\w'-])({'|'.join(_OPPOSITES)})(?![\w'-])", re.IGNORECASE)
 _BETTER = re.compile(r"\bbetter(?= than)|\b(?<=the )best(?= [a-z]+)")
@@ -272,33 +268,24 @@ _MOST = re.compile(r"\b(?<=the )(most|least)(?= \w+(?:f[u]l|ous|ive|able|ible|an
 
 
 def _comparison(text: str) -> Iterator[Edit]:
-    for match in _OPPOSITE.finditer(text):
-        alone = match[1].lower() in ("later", "earlier") and not _after(text, match.end())
-        if not _idiom(text, match.start(), match.end()) and not (
-            alone and not _TIME.match(_before(text, match.start()))
-        ):
-            yield Edit(*match.span(), _like(_OPPOSITES[match[1].lower()], match[1]))
-    for match in _MORE.finditer(text):
-        if not _idiom(text, match.start(), match.end()):
-            yield Edit(*match.span(), _like("less" if match[1].lower() == "more" else "more", match[1]))
-    for match in _MOST.finditer(text):
-        yield Edit(*match.span(), "least" if match[1] == "most" else "most")
-    for match in _BETTER.finditer(text):
-        if not _idiom(text, match.start(), match.end()) and not _has(
-            text, "like[sd]?|love[sd]?|know[s]?|prefer[s]?|had"
-        ):
-            yield Edit(*match.span(), {"better": "worse", "best": "worst"}[match[0]])
+    for pattern in (_OPPOSITE, _MORE, _MOST, _BETTER):
+        for match in pattern.finditer(text):
+            word, before = match[0].lower(), _before(text, match.start())
+            alone = word in ("later", "earlier") and not _after(text, match.end()) and not _TIME.match(before)
+            liked = pattern is _BETTER and _has(text, "like[sd]?|love[sd]?|know[s]?|prefer[s]?|had")
+            if not (alone or liked or _idiom(text, match.start(), match.end())):
+                yield Edit(*match.span(), _like((_OPPOSITES | _DEGREES)[word], match[0]))
 
 
 def _idiom(text: str, start: int, end: int) -> bool:
     """Whether a comparison is part of a fixed phrase."""
-    fixed = _before(text, start) in _BEFORE_IDIOMS and text[start:end].lower() not in _SUPERLATIVES
-    fixed = fixed or _before(text, start).endswith(("n't", "'d"))
-    return fixed or _after(text, end) in ("and", "or", "likely", "often")
+    before = _before(text, start)
+    fixed = before in _BEFORE_IDIOMS and text[start:end].lower() not in _SUPERLATIVES
+    return fixed or before.endswith(("n't", "'d")) or _after(text, end) in ("and", "or", "likely", "often")
 
 
 _BEFORE_IDIOMS = _words("the its no any or and once had you sooner one nothing can never an to")
-_SUPERLATIVES = frozenset(word for word in _OPPOSITES if word.endswith(("st", "ity", "mum"))) | {"best"}
+_SUPERLATIVES = frozenset(word for word in _OPPOSITES | _DEGREES if word.endswith(("st", "ity", "mum")))
 
 
 # Cause and effect
@@ -333,7 +320,7 @@ def _cause(text: str) -> Iterator[Edit]:
         word, before, after = match[1].lower(), _before(text, match.start()), _after(text, match.end())
         noun = word == "due to" and match.start() > 0 and not before.endswith("ed")
         if before not in _PARTLY and not fragment and not noun and after and not after.endswith("ing"):
-            yield Edit(*match.span(), _like(_CONTRARY[match[1].lower()], match[1]))
+            yield Edit(*match.span(), _like(_CONTRARY[word], match[1]))
     for match in _SO.finditer(text) if not _has(text, "as|whether|if|when|according") else ():
         yield Edit(*match.span(), ", but ")
     for match in _IF.finditer(text):

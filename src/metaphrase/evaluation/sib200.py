@@ -109,7 +109,7 @@ def sib200_code(language: str) -> str:
 def topic_files(folder: Path) -> dict[str, dict[str, Path]]:
     """The files of each language and split of a folder, in alphabetical order."""
     files: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.tsv*")):
         if match := TOPIC_FILE.fullmatch(path.name):
             add_file(files.setdefault(match["language"], {}), match["split"], path)
     return files
@@ -131,7 +131,7 @@ def load_topic_folder(path: str | Path, languages: Sequence[str] | None = None) 
         DataMismatchError: The sentences of a language are not those of English.
     """
     folder = Path(path)
-    files = topic_files(folder) if folder.is_dir() else {}
+    files = topic_files(folder)
     wanted = dict.fromkeys([ENGLISH, *(languages or files)])
     if missing := [language for language in wanted if language not in files]:
         raise MissingFileError(
@@ -220,19 +220,12 @@ def find_topics(
 
     The split ``test`` is measured, or ``dev`` if there is none. ``train`` replaces the English set for training.
     """
-    english, trained = sets[ENGLISH], train or sets[ENGLISH]
-    train_rows, test_rows = (
-        [at for at, split in enumerate(one.split) if split == name]
-        for one, name in ((trained, "train"), (english, measured(english)))
-    )
-    sides = [[trained.texts[at] for at in train_rows], *([one.texts[at] for at in test_rows] for one in sets.values())]
+    trained, split = (train or sets[ENGLISH]).split_only("train"), measured(sets[ENGLISH])
+    tested = {language: one.split_only(split) for language, one in sets.items()}
+    sides = [trained.texts, *(one.texts for one in tested.values())]
     train_nh, *embeddings = embed_sides(model, sides, **encoding)
-    return probe_hits(
-        train_nh,
-        [trained.topics[at] for at in train_rows],
-        dict(zip(sets, embeddings, strict=True)),
-        [english.topics[at] for at in test_rows],
-    )
+    by_language = dict(zip(tested, embeddings, strict=True))
+    return probe_hits(train_nh, trained.topics, by_language, tested[ENGLISH].topics)
 
 
 def measured(english: TopicSet) -> str:
@@ -324,10 +317,8 @@ class TopicEvaluator(EmbeddingEvaluator):
 
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
-        accuracies = {
-            language: float(hits_m.mean())
-            for language, hits_m in find_topics(model, self.sets, **self.encoding).items()
-        }
+        hits = find_topics(model, self.sets, **self.encoding)
+        accuracies = {language: float(hits_m.mean()) for language, hits_m in hits.items()}
         others = [accuracy for language, accuracy in accuracies.items() if language != ENGLISH]
         scores = {"mean_accuracy": float(np.mean(others or list(accuracies.values())))}
         return scores | {f"{language}_accuracy": accuracy for language, accuracy in accuracies.items()}

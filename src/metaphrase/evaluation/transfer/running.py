@@ -58,9 +58,9 @@ OPTIMIZER = "optimizer.pt"
 def fine_tune(task: Task, options: FineTuningOptions) -> dict[str, Any]:
     """Train, choose checkpoints and measure. Finished runs are not repeated.
 
-    Returns the content of ``results.json``: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and
-    ``checkpoint``, ``average`` and ``average_without_english``, settings, data with their digests, runs with their dev
-    scores, and seconds. :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts it to ``Result`` objects.
+    Returns the content of ``results.json``, which :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts to
+    ``Result`` objects: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and ``checkpoint``, ``average`` and
+    ``average_without_english``, settings, data with their digests, runs with their dev scores, and seconds.
     """
     benchmark = load_benchmark(options, task.form, seed=task.arguments.seed)
     run = partial(_run_all, task, benchmark, options)
@@ -179,7 +179,6 @@ def train_and_measure(
         arguments = replace(arguments, eval_strategy="no")
     units, collate, arguments = _training_data(task, run, arguments)
     set_seed(arguments.seed)
-    keep = KeepChosen(run.languages, options.selection)
     trainer = FineTuner(
         model=task.build(),
         args=arguments,
@@ -187,7 +186,7 @@ def train_and_measure(
         train_dataset=units,
         eval_dataset=dev or None,
         score=task.score,
-        callbacks=[keep],
+        callbacks=[KeepChosen(run.languages, options.selection)],
     )
     trainer.train_or_resume()
     trained = time.time()
@@ -325,11 +324,10 @@ def _step(checkpoint: Path) -> int:
 def last_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint that a run can resume from: an undamaged one with the optimizer state."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
-        if not (checkpoint / OPTIMIZER).is_file():
-            continue
-        if (fault := fault_of(checkpoint)) is None:
-            return checkpoint
-        logger.warning("Skipped: %s", fault)
+        if (checkpoint / OPTIMIZER).is_file():
+            if (fault := fault_of(checkpoint)) is None:
+                return checkpoint
+            logger.warning("Skipped: %s", fault)
     return None
 
 
@@ -347,9 +345,8 @@ def choose(
 ) -> dict[str, int]:
     """Step of the checkpoint that each language is measured with.
 
-    The first of equally good checkpoints is chosen. A language without dev data uses the best one on the mean.
-
-    A language without dev scores uses the best checkpoint on the mean; ``last`` is chosen if there are no dev scores.
+    The first of equally good checkpoints is chosen. A language without dev scores uses the best one on the mean; ``last`` is
+    chosen if there are no dev scores.
 
     >>> history = [{"step": 10, "mean": 60, "en": 70, "sw": 50}, {"step": 20, "mean": 59, "en": 66, "sw": 52}]
     >>> choose(history, ["en", "sw"], "mean", 20), choose(history, ["en", "sw"], "language", 20)

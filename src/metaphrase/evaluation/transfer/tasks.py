@@ -27,26 +27,22 @@ from metaphrase.modeling.functional import check_finite_rows
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """Location of the transformer of an encoder.
-
-    The folder is that of the Hub's cache for a Hub id. The subfolder is ``0_Transformer`` in older SentenceTransformers.
-    """
+    """Name of an encoder, and the folder of its transformer; for a Hub id, a folder of the Hub's cache."""
 
     name: str
     folder: Path
-    subfolder: str = ""
 
     @property
     def sha256(self) -> str | None:
         """SHA-256 of the weights; None if they are not in a single ``model.safetensors``."""
-        weights = self.folder / self.subfolder / WEIGHTS
+        weights = self.folder / WEIGHTS
         return file_sha256(weights) if weights.is_file() else None
 
 
 def encoder_source(name_or_path: str | Path) -> EncoderSource:
     """Find the transformer of an encoder."""
     name, folder = find_model(name_or_path)
-    return EncoderSource(name, folder, read_modules(name, folder)[0][1])
+    return EncoderSource(name, folder / read_modules(name, folder)[0][1])
 
 
 def load_with_head(
@@ -58,7 +54,7 @@ def load_with_head(
     **config: Any,
 ) -> PreTrainedModel:
     """Load the weights of an encoder into a model with a randomly initialized head."""
-    with open_model(source.name, source.folder / source.subfolder) as copy:
+    with open_model(source.name, source.folder) as copy:
         settings = AutoConfig.from_pretrained(copy, **config)
         if dropout is not None:
             settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
@@ -72,7 +68,7 @@ def load_with_head(
 
 def load_tokenizer(source: EncoderSource) -> PreTrainedTokenizerBase:
     """Load the tokenizer of an encoder."""
-    with open_model(source.name, source.folder / source.subfolder) as copy:
+    with open_model(source.name, source.folder) as copy:
         tokenizer = AutoTokenizer.from_pretrained(copy)
     tokenizer.name_or_path = source.name
     if not tokenizer.is_fast:
@@ -88,19 +84,6 @@ class FirstToken(nn.Module):
         return states_bsh[:, 0]
 
 
-class LinearClassifier(nn.Module):
-    """Dropout and one linear map over the state of the first token."""
-
-    def __init__(self, hidden: int, labels: int, dropout: float) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.out_proj = nn.Linear(hidden, labels)
-
-    def forward(self, states_bsh: Tensor) -> Tensor:
-        """Logits, shape ``(batch, labels)``."""
-        return self.out_proj(self.dropout(states_bsh[:, 0]))
-
-
 def make_linear(model: PreTrainedModel) -> None:
     """Remove the dense layer and its tanh from the head of a sequence classifier: BERT's pooler, or that of XLM-R's head.
 
@@ -110,10 +93,11 @@ def make_linear(model: PreTrainedModel) -> None:
     if getattr(model.base_model, "pooler", None) is not None:
         model.base_model.pooler = FirstToken()
     elif hasattr(model.classifier, "out_proj"):
-        model.classifier = LinearClassifier(config.hidden_size, config.num_labels, config.hidden_dropout_prob)
-        nn.init.normal_(model.classifier.out_proj.weight, std=config.initializer_range)
-        nn.init.zeros_(model.classifier.out_proj.bias)
-        model.classifier.train(model.training)
+        linear = nn.Linear(config.hidden_size, config.num_labels)
+        nn.init.normal_(linear.weight, std=config.initializer_range)
+        nn.init.zeros_(linear.bias)
+        head = nn.Sequential(FirstToken(), nn.Dropout(config.hidden_dropout_prob), linear)
+        model.classifier = head.train(model.training)
     else:
         raise ModelError(f"{type(model).__name__} has no pooler to remove. Use its own head.")
 
@@ -126,7 +110,7 @@ class Score:
         metrics: Scores in percent; the first one selects the checkpoint.
         interval: 95 % bootstrap interval of the first metric.
         items: Score of each item in [0, 1], or its counts, for paired tests between models.
-        facts: Further facts of the language.
+        facts: Further results.
     """
 
     metrics: dict[str, float]
