@@ -85,11 +85,11 @@ def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> D
         strict=options.strict,
         advance=begin("Checking the corpus", len(sets)),
     )
-    diagnosis = _diagnose_model(options, sets, begin) if options.model is not None else None
-    if diagnosis is not None:
+    diagnosis, measured = None, {}
+    if options.model is not None:
+        diagnosis = _diagnose_model(options, options.model, sets, begin)
         findings = _combined(findings, diagnosis)
-    measured = {} if diagnosis is None else asdict(diagnosis)
-    measured.pop("findings", None)
+        measured = {name: value for name, value in asdict(diagnosis).items() if name != "findings"}
     facts = {
         "model": options.model,
         "pairs": {language: len(pairs.sources) for language, pairs in sets.items()},
@@ -133,12 +133,11 @@ def _load_tests(folder: str, sets: Mapping[str, ParallelSet]) -> dict[str, Paral
     return tests
 
 
-def _diagnose_model(options: DiagnoseOptions, sets: Mapping[str, ParallelSet], begin: Begin) -> Diagnosis:
-    model = load_encoder(str(options.model))
+def _diagnose_model(options: DiagnoseOptions, model: str, sets: Mapping[str, ParallelSet], begin: Begin) -> Diagnosis:
     baseline = None if options.baseline is None else load_encoder(options.baseline)
     total = sentences_to_embed(sets, sample=options.sample, models=1 if baseline is None else 2)
     return diagnose(
-        model,
+        load_encoder(model),
         sets,
         baseline=baseline,
         target_lang=options.target_lang,

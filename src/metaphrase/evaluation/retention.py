@@ -86,14 +86,17 @@ def overall_verdict(
     verdicts = {name: one["pooled"]["verdict"] for name, one in comparisons.items()}
     verdicts |= {f"other languages ({name})": one["verdict"] for name, one in retained.items()}
     verdicts |= {name: row["verdict"] for name, row in abilities.items()}
-    parts = {
-        "better at ": [name for name, word in verdicts.items() if word == "better"],
-        "worse at ": [name for name, word in verdicts.items() if word in ("worse", "lost")],
-        "a tie: ": [name for name, word in verdicts.items() if word == "tie"],
-        "uncertain: ": [name for name, word in verdicts.items() if word == "uncertain"],
-        "kept: ": [name for name, word in verdicts.items() if word == "kept"],
+    words = {
+        "better": "better at ",
+        "worse": "worse at ",
+        "tie": "a tie: ",
+        "uncertain": "uncertain: ",
+        "kept": "kept: ",
     }
-    if parts["worse at "]:
-        del parts["kept: "]
-    sentence = "; ".join(f"{words}{', '.join(names)}" for words, names in parts.items() if names)
+    parts: dict[str, list[str]] = {verdict: [] for verdict in words}
+    for name, verdict in verdicts.items():
+        parts["worse" if verdict == "lost" else verdict].append(name)
+    if parts["worse"]:
+        del parts["kept"]
+    sentence = "; ".join(f"{words[verdict]}{', '.join(names)}" for verdict, names in parts.items() if names)
     return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""

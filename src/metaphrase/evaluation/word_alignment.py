@@ -167,10 +167,7 @@ def parse_gold(alignment: str, *, first: CountOr0 = 0) -> tuple[frozenset[Link],
 def load_pharaoh(source: str | Path, target: str | Path, gold: str | Path) -> list[GoldPair]:
     """Read gold pairs from three files with one pair per line: words separated by spaces, and Pharaoh links.
 
-    Args:
-        source: Sentences.
-        target: Their translations.
-        gold: Their links, counted from 0, source word first; see `parse_gold`.
+    Links are counted from 0, source word first; see `parse_gold`.
 
     Raises:
         DataError: The files differ in length, or a link is malformed.
@@ -183,11 +180,8 @@ def load_gold_lines(texts: str | Path, gold: str | Path) -> list[GoldPair]:
     """Read gold pairs from two files with one pair per line: ``source ||| target``, and links counted from 1.
 
     This is the layout of the English-French and Romanian-English gold in the releases of SimAlign and awesome-align. Words
-    are separated by spaces, also in languages written without them.
-
-    Args:
-        texts: The pairs.
-        gold: Their links, ``1-2`` sure and ``1p2`` possible, source word first.
+    are separated by spaces, also in languages written without them. Links are ``1-2`` (sure) and ``1p2`` (possible), source
+    word first.
 
     Raises:
         DataError: The files differ in length, or a line is malformed.
@@ -212,10 +206,11 @@ def peer_scores(pairs: Sequence[GoldPair], links: str | Path, *, first: int = 0)
     lines = _lines(links)
     if len(lines) != len(pairs):
         raise DataError(f"{links} must have one line per pair, but has {len(lines)} lines for {len(pairs)} pairs.")
-    scored = pairs[first:]
-    return alignment_scores(
-        map(parse_links, lines[first:]), [pair.sure for pair in scored], [pair.possible for pair in scored]
-    )
+    return _scores(map(parse_links, lines[first:]), pairs[first:])
+
+
+def _scores(predicted: Iterable[Iterable[Link]], pairs: Sequence[GoldPair]) -> AlignmentScores:
+    return alignment_scores(predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs])
 
 
 def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[GoldPair]:
@@ -225,22 +220,15 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
     the sentence, and source and target word counted from 1. Links without a letter are sure. Links with word 0, the empty
     word, are skipped.
 
-    Args:
-        source: Sentences whose words come first in the gold.
-        target: Their translations.
-        gold: The links.
-
-    Returns:
-        The pairs with gold links, in the order of the source. A link beyond the end of a sentence, such as one in the
-        English-Hindi gold of 2005, is kept as a link that no aligner can find, with a warning.
+    Returns the pairs with gold links, in the order of the source. A link beyond the end of a sentence, such as one in the
+    English-Hindi gold of 2005, is kept as a link that no aligner can find, with a warning.
 
     Raises:
         DataError: A line is malformed, or a pair has links but no sentences.
 
     Reference: Mihalcea and Pedersen 2003, "An Evaluation Exercise for Word Alignment".
     """
-    sure: dict[int, set[Link]] = {}
-    possible: dict[int, set[Link]] = {}
+    links: dict[int, tuple[set[Link], set[Link]]] = {}
     for line in _lines(gold):
         fields = line.split()
         if not (len(fields) >= 3 and all(field.isdecimal() for field in fields[:3])):
@@ -248,23 +236,20 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
                 f"A line of {Path(gold).name} has the form '26 2 1 [S|P] [confidence]', not {line[:80]!r}."
             )
         number, i, j = map(int, fields[:3])
-        possible.setdefault(number, set())
-        sure.setdefault(number, set())
+        sure, possible = links.setdefault(number, (set(), set()))
         if i and j:
-            possible[number].add((i - 1, j - 1))
+            possible.add((i - 1, j - 1))
             if "P" not in fields[3:]:
-                sure[number].add((i - 1, j - 1))
-    sides = [_numbered(source), _numbered(target)]
-    if missing := [number for number in possible if any(number not in side for side in sides)]:
+                sure.add((i - 1, j - 1))
+    sources, targets = _numbered(source), _numbered(target)
+    if missing := [number for number in links if number not in sources or number not in targets]:
         raise DataError(
             f"{Path(gold).name} has links of sentences {missing[:5]}, which are missing in one of the texts."
         )
     pairs = {
-        number: GoldPair(
-            Words.of(text), Words.of(sides[1][number]), frozenset(sure[number]), frozenset(possible[number])
-        )
-        for number, text in sides[0].items()
-        if number in possible
+        number: GoldPair(Words.of(text), Words.of(targets[number]), *map(frozenset, links[number]))
+        for number, text in sources.items()
+        if number in links
     }
     for number, pair in pairs.items():
         for i, j in sorted(pair.possible):
@@ -318,9 +303,7 @@ RULES = tuple(
 
 
 class TunedRule(NamedTuple):
-    """The settings of an `EmbeddingAligner` with the lowest error on some pairs, and the error (a fraction) of all that
-    were tried.
-    """
+    """The settings of an `EmbeddingAligner` with the lowest error on some pairs, and the errors (fractions) of all."""
 
     layer: int
     rule: Rule
@@ -329,15 +312,11 @@ class TunedRule(NamedTuple):
 
 def tune_rule(model: SentenceTransformer, pairs: Sequence[GoldPair], *, batch_size: int = 64) -> TunedRule:
     """Try all layers of a model with all `RULES` on gold pairs; the first of equally good settings is chosen."""
-    sure, possible = [pair.sure for pair in pairs], [pair.possible for pair in pairs]
     tried = {}
     for layer in range(model[0].auto_model.config.num_hidden_layers + 1):
-        found = EmbeddingAligner(model, layer=layer, batch_size=batch_size).align_by(
-            [one.pair for one in pairs], RULES
-        )
-        for rule, alignments in zip(RULES, found, strict=True):
-            links = [alignment.links for alignment in alignments]
-            tried[layer, rule] = alignment_scores(links, sure, possible).aer
+        aligner = EmbeddingAligner(model, layer=layer, batch_size=batch_size)
+        for rule, alignments in zip(RULES, aligner.align_by([one.pair for one in pairs], RULES), strict=True):
+            tried[layer, rule] = _scores([alignment.links for alignment in alignments], pairs).aer
     layer, rule = min(tried, key=lambda key: tried[key])
     return TunedRule(layer, rule, tried)
 
@@ -372,9 +351,9 @@ def evaluate_word_alignment(
                 aligned = aligner.align([pair.pair for pair in pairs[first : first + _CHUNK]])
                 predicted += [alignment.links for alignment in aligned]
                 advance(len(aligned))
-        sides = predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs]
-        scores = {measure: 100 * score for measure, score in alignment_scores(*sides)._asdict().items()}
-        details = scores | {"counts": _counts(*sides).tolist()}
+        scores = {measure: 100 * score for measure, score in _scores(predicted, pairs)._asdict().items()}
+        counts_n4 = _counts(predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs])
+        details = scores | {"counts": counts_n4.tolist()}
         languages[key] = Measurement(len(pairs), scores["aer"], None, (sha256 or {}).get(key), details)
     return Result(
         suite="word-alignment",
@@ -437,8 +416,7 @@ class WordAlignmentEvaluator(RecordedEvaluator):
         """Measure a model."""
         aligner = EmbeddingAligner(model, batch_size=self.batch_size, **self.settings)
         predicted = [alignment.links for alignment in aligner.align([pair.pair for pair in self.pairs])]
-        gold = [pair.sure for pair in self.pairs], [pair.possible for pair in self.pairs]
-        return alignment_scores(predicted, *gold)._asdict()
+        return _scores(predicted, self.pairs)._asdict()
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

@@ -56,17 +56,15 @@ def normalise_answer(text: str, language: str | None) -> str:
         raise DataError(
             f"MLQA normalizes {', '.join(ARTICLES)}, not {language!r}. Score other languages as SQuAD does."
         )
-    text = "".join(char for char in text.lower() if not _is_punctuation(char, everywhere=language is not None))
+    text = "".join(char for char in text.lower() if char not in string.punctuation)
+    if language is not None:
+        text = "".join(char for char in text if not unicodedata.category(char).startswith("P"))
     articles = ARTICLES["en" if language is None else language]
     if articles is not None:
         text = re.sub(articles, " ", text)
     if language == "zh":
         text = _HAN.sub(r" \g<0> ", text)
     return " ".join(text.split())
-
-
-def _is_punctuation(char: str, *, everywhere: bool) -> bool:
-    return char in string.punctuation or (everywhere and unicodedata.category(char).startswith("P"))
 
 
 def answer_f1(prediction: str, gold: str, language: str | None) -> float:

@@ -21,6 +21,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,8 @@ def _hub_rows(
     if config is not None and "{language}" in config:
         template = re.compile(re.escape(config).replace(r"\{language\}", "(?P<language>[a-z]{2,3})", 1))
         if languages is None:
-            found = [
-                match
-                for entry in get_dataset_config_names(parsed.path, revision=parsed.revision)
-                if (match := template.fullmatch(entry))
-            ]
-            languages = [match["language"] for match in found]
+            entries = get_dataset_config_names(parsed.path, revision=parsed.revision)
+            languages = [match["language"] for match in map(template.fullmatch, entries) if match]
         configs = {language: config.replace("{language}", language) for language in languages}
     for language, entry in configs.items():
         if languages is None or language in languages:
@@ -186,10 +183,8 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
     are text. Untranslated rows ("NS" in PAWS-X, or empty) are dropped.
     """
     classes = {label: number for number, label in enumerate(labels)}
-    if "contradiction" in classes:
-        classes["contradictory"] = classes[
-            "contradiction"
-        ]  # name of the class in the machine-translated training sets
+    if "contradiction" in classes:  # the machine-translated training sets have another name
+        classes["contradictory"] = classes["contradiction"]
 
     def row_of(item: int, first: str, second: str, label: str) -> Row | None:
         if first.strip() in _UNTRANSLATED or second.strip() in _UNTRANSLATED:
@@ -301,16 +296,10 @@ def treebank_format(*, fused: bool = False) -> Format:
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[list[list[str]]]:
-    sentence: list[list[str]] = []
-    for line in lines:
-        line = line.rstrip("\r\n")
-        if line and not line.startswith("#"):
-            sentence.append(line.split("\t"))
-        elif not line and sentence:
+    """The fields of the words of each sentence; sentences are separated by empty lines."""
+    for filled, block in groupby((line.rstrip("\r\n") for line in lines), bool):
+        if filled and (sentence := [line.split("\t") for line in block if not line.startswith("#")]):
             yield sentence
-            sentence = []
-    if sentence:
-        yield sentence
 
 
 def _fused(sentence: Sequence[Sequence[str]], language: str) -> tuple[list[str], list[str]]:
@@ -345,10 +334,9 @@ def _fused(sentence: Sequence[Sequence[str]], language: str) -> tuple[list[str],
 
 
 def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, seed: int) -> dict[str, str]:
-    """Distribute the English items over parts.
+    """Distribute the English items over parts, which are filled one by one with random groups; the last receives the rest.
 
-    Items with the same premise or paragraph are assigned to the same part. Parts are filled one by one with random groups;
-    the last part receives the rest.
+    Items with the same premise or paragraph are a group.
     """
     members: dict[str, list[str]] = {}
     for item, key in zip(english["item"], english[group], strict=True):
