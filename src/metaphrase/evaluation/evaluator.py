@@ -28,6 +28,8 @@ class RecordedEvaluator(BaseEvaluator):
     #: What is evaluated, in the name of the CSV file, and name of the primary metric.
     kind: ClassVar[str]
     metric: ClassVar[str]
+    #: How the names of the metrics end that are added to the model card.
+    on_card: ClassVar[str] = ""
 
     def __init__(self, *, name: str = "", write_csv: bool = True) -> None:
         super().__init__()
@@ -40,10 +42,6 @@ class RecordedEvaluator(BaseEvaluator):
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
 
-    def is_on_card(self, metric: str) -> bool:
-        """Whether a metric is added to the model card."""
-        return True
-
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
@@ -54,7 +52,7 @@ class RecordedEvaluator(BaseEvaluator):
             append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
         metrics: dict[str, float] = self.prefix_name_to_metrics(dict(scores), self.name)
         if isinstance(model, SentenceTransformer):
-            shown = {metric: value for metric, value in metrics.items() if self.is_on_card(metric)}
+            shown = {metric: value for metric, value in metrics.items() if metric.endswith(self.on_card)}
             self.store_metrics_in_model_card_data(model, shown, epoch, steps)
         return metrics
 

@@ -328,6 +328,7 @@ class RetrievalEvaluator(EmbeddingEvaluator):
 
     kind = "retrieval"
     metric = "mean_accuracy"
+    on_card = "_accuracy"
 
     def __init__(
         self,
@@ -367,7 +368,3 @@ class RetrievalEvaluator(EmbeddingEvaluator):
         scores |= {f"{key}_accuracy": float(value) for key, value in zip(DIRECTIONS, directions, strict=True)}
         scores |= {f"{language}_accuracy": sum(both) / 2 for language, both in accuracies.items()}
         return scores if cosine is None else scores | {"unrelated_cosine": cosine}
-
-    def is_on_card(self, metric: str) -> bool:
-        """Whether a metric is an accuracy."""
-        return metric.endswith("_accuracy")

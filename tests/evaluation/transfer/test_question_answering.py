@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from metaphrase.evaluation.transfer.data import QUESTIONS, read_languages
-from metaphrase.evaluation.transfer.question_answering import Window, WindowCollator, Windows, best_answer
+from metaphrase.evaluation.transfer.question_answering import Window, Windows, best_answer, collate_windows
 from tests.evaluation.transfer.conftest import program, read_json
 
 CONTEXT = "the dog drinks water and the cat drinks milk in the garden today"
@@ -116,7 +116,7 @@ def test_n_best_limits_what_is_tried():
 
 def test_windows_are_padded_into_a_batch(windows, tokenizer):
     cut = windows(question("milk"))
-    batch = WindowCollator(tokenizer)(cut)
+    batch = collate_windows(tokenizer, cut)
     assert batch["input_ids"].shape == (len(cut), 18)
     assert batch["start_positions"].tolist() == [window.start for window in cut]
     assert torch.equal(batch["attention_mask"].sum(1), torch.tensor([len(window.offsets) for window in cut]))

@@ -1,22 +1,7 @@
-"""The table of suites, with their measures, the data that they look for in a folder, and the settings that they read.
+"""The table of suites, with the data that they look for in a folder, and the settings that they read.
 
 A suite finds its *benchmarks* in a folder. A benchmark is one data set under one protocol; it is the unit of
 caching. It returns one or several `Result` objects by name.
-
-========== ====================================== ================================================================
-suite      in the folder                          protocol
-========== ====================================== ================================================================
-retrieval  any folder of ``xx-en[.test].tsv.gz``  cosine top-1 and xsim error by the ratio margin, both directions
-mining     a folder of BUCC files                 each BUCC protocol whose splits are available
-sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
-word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
-           or ``xxyy.src-tgt``, ``xxyy.gold``
-nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` probes, or fine-tuning at a small scale, in English
-answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and the own-language bias
-sib200     ``sib200`` with ``xxx_Scpt.….tsv``     cosine top-1 in both directions; topics by a probe on English embeddings
-xsim++     the data of retrieval, and ``sib200``  xx→en by the ratio margin among changed English sentences
-mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub
-========== ====================================== ================================================================
 """
 
 from __future__ import annotations

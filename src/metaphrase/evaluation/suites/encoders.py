@@ -68,6 +68,7 @@ XSIM_K = 4
 _TEST_SETS = ("tatoeba", "udhr")
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
 _ANSWER_WORK = {"sentence": 0.5, "paragraph": 2.5}
+_STRIPPED = ", quotation marks stripped"
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
 
 Results = dict[str, Result]
@@ -143,16 +144,11 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
     return found
 
 
-def stripped_note(settings: Settings) -> str:
-    """Addition to a protocol if quotation marks are removed."""
-    return ", quotation marks stripped" if settings.strip_quotes else ""
-
-
 def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of a folder or of its subfolders."""
     retrieved_by = "cosine" if settings.margin_k is None else f"ratio margin, k={settings.margin_k}"
     equal = ", equal texts count" if settings.text_equality else ""
-    protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
+    protocol = f"top-1 by {retrieved_by}{equal}{_STRIPPED * settings.strip_quotes}; xsim (ratio margin, k={XSIM_K})"
     for name, tests in parallel_folders(data, settings).items():
         yield tests.benchmark(name, "retrieval", protocol, partial(_measure_retrieval, name, tests))
 
@@ -182,17 +178,17 @@ def _measure_retrieval(name: str, tests: ParallelFolder, subject: Subject) -> Re
 
 def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """A benchmark for each folder and each protocol whose splits are available."""
-    taken: set[tuple[str, Path]] = set()
     for folder in folders(data):
+        if folder != data and folder.name.endswith(f"-{TARGET_LANGUAGE}"):
+            continue  # its files are found in the folder around it
         for protocol in settings.protocols or PROTOCOLS:
             tuned, scored, *defaults = bucc_protocol(protocol)
             languages = wanted_languages(bucc_languages(folder, cast("Protocol", protocol)), settings)
             files = bucc_files(folder)
             parts = [files[language][split] for language in languages for split in dict.fromkeys((tuned, scored))]
             used = tuple(chain.from_iterable(part.values() for part in parts))
-            if not used or taken.issuperset((protocol, path) for path in used):
+            if not used:
                 continue
-            taken |= {(protocol, path) for path in used}
             fixed = {
                 "duplicates": settings.duplicates or defaults[0],
                 "comparison": settings.comparison or defaults[1],
@@ -459,10 +455,10 @@ def _sib200_pairs(folder: Path, languages: Sequence[str], first: int | None) -> 
 def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of a folder as tasks, or the tasks of the settings."""
     local = parallel_folders(data, settings)
-    known = [name for name in local if name in ("tatoeba", "udhr")]
+    known = [name for name in local if name in _TEST_SETS]
     for name in settings.tasks or known or local:
         if name in local:
-            protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{stripped_note(settings)}"
+            protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{_STRIPPED * settings.strip_quotes}"
             measure = partial(_measure_mteb, name, local[name])
             yield local[name].benchmark(f"mteb {name}", "mteb", protocol, measure)
         else:

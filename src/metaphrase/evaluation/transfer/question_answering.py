@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -151,16 +152,10 @@ def _with_central(windows: Sequence[Window], step: int) -> list[Window]:
     return marked
 
 
-@dataclass(frozen=True)
-class WindowCollator:
-    """Pads windows to the same length."""
-
-    tokenizer: PreTrainedTokenizerBase
-
-    def __call__(self, windows: Sequence[Window]) -> dict[str, Tensor]:
-        """Inputs of the model, with ``start_positions`` and ``end_positions``."""
-        rows = [{**one.inputs, "start_positions": one.start, "end_positions": one.end} for one in windows]
-        return dict(self.tokenizer.pad(rows, return_tensors="pt"))
+def collate_windows(tokenizer: PreTrainedTokenizerBase, windows: Sequence[Window]) -> dict[str, Tensor]:
+    """Inputs of the model, padded to the same length, with ``start_positions`` and ``end_positions``."""
+    rows = [{**one.inputs, "start_positions": one.start, "end_positions": one.end} for one in windows]
+    return dict(tokenizer.pad(rows, return_tensors="pt"))
 
 
 def best_answer(
@@ -202,7 +197,7 @@ class QuestionTask(Task):
         super().__init__(options, arguments)
         self.limits = {"n_best": options.n_best, "max_answer_length": options.max_answer_length}
         self.scoring = options.scoring
-        self.collate = WindowCollator(self.tokenizer)
+        self.collate = partial(collate_windows, self.tokenizer)
         self.windows = Windows(self.tokenizer, options.max_length, options.doc_stride, options.max_query_length)
 
     def units(self, rows: Sequence[Row]) -> list[Window]:

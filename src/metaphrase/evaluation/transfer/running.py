@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +148,12 @@ def check_settings(
             raise DataError(
                 f"{path} was damaged, so the settings of the runs in {folder} are unknown. Delete {folder} to start over."
             )
-        for key, value in chain(settings.items(), settings["settings"].items(), settings["training"].items()):
-            before = (then | then["settings"] | then["training"]).get(key)
-            if not isinstance(value, dict) and before != value:
+        before, now = (one | one["settings"] | one["training"] for one in (then, settings))
+        for key, value in now.items():
+            if not isinstance(value, dict) and before.get(key) != value:
                 raise UsageError(
-                    f"{folder} was started with {key} {before}, not {value}. Resume with the same settings, or choose "
-                    "another --output_dir."
+                    f"{folder} was started with {key} {before.get(key)}, not {value}. Resume with the same settings, or "
+                    "choose another --output_dir."
                 )
     elif arguments.process_index == 0:
         write_part(path, settings)
