@@ -457,13 +457,7 @@ class AnswerRetrievalEvaluator(EmbeddingEvaluator):
     kind = "answer_retrieval"
     metric = "mean_average_precision"
 
-    def __init__(
-        self,
-        sets: Mapping[str, AnswerSet],
-        *,
-        answer_text: AnswerText = "sentence",
-        **options: Any,
-    ) -> None:
+    def __init__(self, sets: Mapping[str, AnswerSet], *, answer_text: AnswerText = "sentence", **options: Any) -> None:
         super().__init__(sets, **options)
         self.answer_text = answer_text
 

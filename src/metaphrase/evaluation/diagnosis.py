@@ -11,7 +11,6 @@ from __future__ import annotations
 import string
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -116,25 +115,19 @@ def diagnose(
     """
     chosen = {language: sample_blocks(pairs, sample, seed) for language, pairs in sets.items()}
     embedded = {language: _embed(model, pairs, advance) for language, (pairs, _) in chosen.items()}
-    bad = {language: _not_finite(sides) for language, sides in embedded.items()}
-    if any(bad.values()):
-        n = sum(len(side) for sides in embedded.values() for side in sides)
-        message = f"{sum(bad.values()):,} of {n:,} embeddings are NaN or infinite. Resume from an earlier checkpoint."
-        return Diagnosis([Finding("error", "not-finite", message, count=sum(bad.values()), of=n)])
-    result = Diagnosis(geometry=geometry(np.concatenate([side for sides in embedded.values() for side in sides])))
+    all_nh = np.concatenate([side_nh for sides in embedded.values() for side_nh in sides])
+    if bad := int(np.count_nonzero(~np.isfinite(all_nh).all(axis=1))):
+        message = f"{bad:,} of {len(all_nh):,} embeddings are NaN or infinite. Resume from an earlier checkpoint."
+        return Diagnosis([Finding("error", "not-finite", message, count=bad, of=len(all_nh))])
+    result = Diagnosis(geometry=geometry(all_nh))
     findings = collapse(result.geometry)
     collapsed = any(finding.severity == "error" for finding in findings)
     if baseline is not None:
-        before = {language: _embed(baseline, pairs, advance) for language, (pairs, _) in chosen.items()}
-        findings += _compare(result.geometry, embedded, before)
+        before = [side_nh for pairs, _ in chosen.values() for side_nh in _embed(baseline, pairs, advance)]
+        findings += _compare(result.geometry, all_nh, np.concatenate(before))
     if collapsed:
-        findings.append(
-            Finding(
-                "info",
-                "not-measured",
-                "The corpus was not checked, because the embeddings have collapsed.",
-            )
-        )
+        message = "The corpus was not checked, because the embeddings have collapsed."
+        findings.append(Finding("info", "not-measured", message))
     result.language_identification.update(language_identification(_by_language(embedded, target_lang)))
     for language, (part, row_n) in chosen.items():
         result.languages[language] = measure(embedded[language], seed) | _hubs(part, embedded[language])
@@ -176,10 +169,6 @@ def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance) -> 
         for side in (pairs.sources, pairs.targets)
     )
     return source_nh, target_nh
-
-
-def _not_finite(sides: Embeddings) -> int:
-    return sum(int(np.count_nonzero(~np.isfinite(side_nh).all(axis=1))) for side_nh in sides)
 
 
 # ------------------------------------------------------------------------------------------------------------ geometry
@@ -236,11 +225,8 @@ def collapse(facts: Mapping[str, float]) -> list[Finding]:
     return []
 
 
-def _compare(
-    facts: dict[str, float], after: Mapping[str, Embeddings], before: Mapping[str, Embeddings]
-) -> list[Finding]:
+def _compare(facts: dict[str, float], new_nh: NDArray[np.float32], old_nh: NDArray[np.float32]) -> list[Finding]:
     """Findings about unchanged embeddings. Adds the mean ``distance`` to the facts."""
-    new_nh, old_nh = (np.concatenate([s for sides in each.values() for s in sides]) for each in (after, before))
     if new_nh.shape != old_nh.shape:
         message = f"The baseline has {old_nh.shape[1]} dimensions, the model {new_nh.shape[1]}: they are not compared."
         return [Finding("info", "not-comparable", message)]
@@ -321,10 +307,8 @@ def _paired(
     if facts["closer"] >= UNPAIRED or facts["pairs"] < BLOCK // 2:
         return []
     fit = _fit(model, pairs.language)
-    measured = (
-        f"In {language_name(pairs.language)} a pair is closer than a random pair in {facts['closer']:.0%} of cases; chance "
-        "is 50 %"
-    )
+    language, share = language_name(pairs.language), f"{facts['closer']:.0%}"
+    measured = f"In {language} a pair is closer than a random pair in {share} of cases; chance is 50 %"
     if fit is not None and fit >= FIT:
         message = (
             f"The sides are not translations of each other. {measured}, but the model reaches {fit:.0%} on the Universal "
@@ -341,11 +325,11 @@ def _paired(
 
 def _fit(model: SentenceTransformer, language: str) -> float | None:
     """``closer`` on the Universal Declaration of Human Rights; None if it lacks the language."""
-    with suppress(FileNotFoundError):
-        return float(
-            measure(_embed(model, load_parallel_folder(UDHR, [language])[language], lambda n: None))["closer"]
-        )
-    return None
+    try:
+        pairs = load_parallel_folder(UDHR, [language])[language]
+    except FileNotFoundError:
+        return None
+    return float(measure(_embed(model, pairs, lambda n: None))["closer"])
 
 
 # ------------------------------------------------------------------------------------------------------------- pooling
@@ -364,7 +348,7 @@ def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts:
         hits_n = []
         for pairs in sets.values():
             sides = _embed(other, pairs.rows(range(len(pairs.sources))[:share]), lambda n: None)
-            if not _not_finite(sides):
+            if np.isfinite(sides).all():
                 hits_n.append(np.mean(retrieval_hits(*sides), axis=0))
         hits[mode] = np.concatenate(hits_n) if hits_n else np.zeros(0)
     n = len(hits[stored])

@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from metaphrase.evaluation.suites.benchmarks import (
-    Benchmark,
-    DataUnavailable,
-    Settings,
-    Subject,
-    Suite,
-)
+from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject, Suite
 from metaphrase.evaluation.suites.encoders import (
     find_answer_retrieval,
     find_mining,
@@ -80,12 +74,7 @@ SUITES: dict[str, Suite] = {
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), _PROBED),
         Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(find_finetuned, "paraphrase"), _PROBED),
         Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), ("languages",)),
-        Suite(
-            "pos",
-            "ud/xx_…-ud-test.conllu.gz, including English dev",
-            partial(find_finetuned, "pos"),
-            _PROBED[1:],
-        ),
+        Suite("pos", "ud/xx_…-ud-test.conllu.gz, including English dev", partial(find_finetuned, "pos"), _PROBED[1:]),
         Suite(
             "mteb",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, or tasks of MTEB",

@@ -316,10 +316,11 @@ def _measure_word_alignment(
     pairs = read(*files)[:first]
     peers, fifth = (peers, len(pairs) // 5) if first is None else ((), 0)
 
-    def measure(chosen: Sequence[GoldPair], aligner: EmbeddingAligner | None = None) -> Result:
-        return evaluate_word_alignment(
+    def measure(start: int, aligner: EmbeddingAligner | None = None, **facts: Any) -> Result:
+        others = {path.name: 100 * peer_scores(pairs, path, first=start).aer for path in peers}
+        result = evaluate_word_alignment(
             subject.model,
-            {name: chosen},
+            {name: pairs[start:]},
             sha256={name: files_sha256(files)},
             name=subject.name,
             aligner=aligner,
@@ -328,16 +329,14 @@ def _measure_word_alignment(
             seed=subject.settings.seed,
             show_progress=subject.show_progress,
         )
+        return replace(result, facts=facts | ({"peers": others} if others else {}))
 
-    others = {path.name: 100 * peer_scores(pairs, path).aer for path in peers}
-    results = {name: replace(measure(pairs), facts={"peers": others} if others else {})}
+    results = {name: measure(0)}
     if fifth:
         layer, rule, tried = tune_rule(subject.model, pairs[:fifth], batch_size=subject.batch_size)
         aligner = EmbeddingAligner(subject.model, layer=layer, batch_size=subject.batch_size, **rule._asdict())
         rows = [{"layer": at, **one._asdict(), "aer": 100 * aer} for (at, one), aer in tried.items()]
-        others = {path.name: 100 * peer_scores(pairs, path, first=fifth).aer for path in peers}
-        facts = {"tried": rows} | ({"peers": others} if others else {})
-        results[f"{name} tuned"] = replace(measure(pairs[fifth:], aligner), facts=facts)
+        results[f"{name} tuned"] = measure(fifth, aligner, tried=rows)
     return results
 
 
@@ -416,11 +415,7 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
         **subject.options(),
     )
     topics = evaluate_topics(
-        subject.model,
-        sets,
-        train=whole[ENGLISH],
-        trained=trained,
-        **subject.options(STS_RESAMPLES),
+        subject.model, sets, train=whole[ENGLISH], trained=trained, **subject.options(STS_RESAMPLES)
     )
     return {"sib200": replace(retrieval, suite="sib200"), "sib200 topics": topics}
 

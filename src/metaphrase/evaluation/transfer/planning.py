@@ -38,18 +38,15 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
     """Read the data that the options name."""
     languages = split_list(options.languages or ()) or None
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
+    chosen_by = [ENGLISH] if options.selection == "english" else languages
     if options.halves is not None:
         if options.train or options.dev or options.test:
             raise UsageError("--halves replaces --train, --dev and --test. Pass either --halves or the other three.")
         sets = read_languages(options.halves, form, split="dev", languages=_with_english(languages))
         shares = {"test": 0.5, "dev": 0.0 if options.selection == "last" else options.dev_share, "train": 1.0}
         part_of = split_items(sets[ENGLISH], form.group, shares, seed=seed)
-        train, dev, test = (take(sets, part_of, part) for part in ("train", "dev", "test"))
-        if trained:
-            train = select_languages(train, trained)
-        if languages:
-            chosen_by = [ENGLISH] if options.selection == "english" else languages
-            dev, test = select_languages(dev, chosen_by), select_languages(test, languages)
+        parts = (take(sets, part_of, part) for part in ("train", "dev", "test"))
+        train, dev, test = map(select_languages, parts, (trained, languages and chosen_by, languages))
     else:
         if options.train is None or options.test is None:
             raise UsageError("Pass --train and --test, or --halves.")
@@ -58,8 +55,7 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
         if options.selection == "last":
             dev = {}
         elif options.dev is not None:
-            wanted = [ENGLISH] if options.selection == "english" else languages
-            dev = read_languages(options.dev, form, split="dev", languages=wanted)
+            dev = read_languages(options.dev, form, split="dev", languages=chosen_by)
         else:
             shares = {"dev": options.dev_share, "train": 1.0}
             part_of = split_items(train[ENGLISH], form.group, shares, seed=seed)
@@ -71,9 +67,9 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
     )
 
 
-def select_languages(sets: Languages, languages: Sequence[str]) -> Languages:
-    """The sets of some languages."""
-    return {language: data for language, data in sets.items() if language in languages}
+def select_languages(sets: Languages, languages: Sequence[str] | None) -> Languages:
+    """The sets of some languages; None for all."""
+    return {language: data for language, data in sets.items() if languages is None or language in languages}
 
 
 def _with_english(languages: list[str] | None) -> list[str] | None:
