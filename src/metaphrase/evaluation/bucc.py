@@ -296,21 +296,13 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     start = time.perf_counter()
     tuned, scored, own_duplicates, own_comparison = bucc_protocol(protocol)
     duplicates, comparison = duplicates or own_duplicates, comparison or own_comparison
+    search: dict[str, Any] = {"margin": margin, "k": k, "retrieval": retrieval}
     languages: dict[str, Measurement] = {}
     for language, splits in data.items():
         if missing := {tuned, scored} - splits.keys():
             raise DataError(f"Protocol {protocol!r} needs the split {min(missing)!r} of {language!r}.")
         mined = {
-            split: mine_set(
-                model,
-                splits[split],
-                duplicates=duplicates,
-                k=k,
-                margin=margin,
-                retrieval=retrieval,
-                device=device,
-                **encoding,
-            )
+            split: mine_set(model, splits[split], duplicates=duplicates, device=device, **search, **encoding)
             for split in dict.fromkeys((tuned, scored))
         }
         best = best_threshold(mined[tuned].score_c, _correct(splits[tuned], mined[tuned]), len(splits[tuned].gold))
@@ -347,9 +339,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
             protocol=protocol,
             tuned_on=tuned,
             scored_on=scored,
-            margin=margin,
-            k=k,
-            retrieval=retrieval,
+            **search,
             duplicates=duplicates,
             comparison=comparison,
             **encoding_settings(model, **encoding),

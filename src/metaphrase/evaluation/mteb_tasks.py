@@ -190,12 +190,7 @@ class MTEBEncoder(AbsEncoder):
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        meta: ModelMeta,
-        *,
-        prompt: str | None = None,
-        encode: Encode | None = None,
+        self, model: SentenceTransformer, meta: ModelMeta, *, prompt: str | None = None, encode: Encode | None = None
     ) -> None:
         self.model = model
         self.mteb_model_meta = meta

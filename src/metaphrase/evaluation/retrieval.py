@@ -331,11 +331,7 @@ class RetrievalEvaluator(EmbeddingEvaluator):
     on_card = "_accuracy"
 
     def __init__(
-        self,
-        sets: Mapping[str, ParallelSet],
-        *,
-        language_embedding: LanguageEmbedding | None = None,
-        **options: Any,
+        self, sets: Mapping[str, ParallelSet], *, language_embedding: LanguageEmbedding | None = None, **options: Any
     ) -> None:
         super().__init__(sets, **options)
         self.language_embedding = language_embedding

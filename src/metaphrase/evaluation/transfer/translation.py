@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -111,6 +111,11 @@ class TargetPieces:
         return self.ids[places]
 
 
+def padded(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Callable[[list[str]], Mapping[str, Tensor]]:
+    """Tokenization of sentences into a padded batch."""
+    return partial(tokenizer, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+
+
 @dataclass(frozen=True)
 class TranslationCollator:
     """Turns rows of ``source`` and ``target`` into a batch; a side has at most ``max_length`` pieces, including special
@@ -123,16 +128,8 @@ class TranslationCollator:
 
     def __call__(self, rows: Sequence[Mapping[str, str]]) -> dict[str, Tensor]:
         """Inputs of the encoder, ``decoder_input_ids``, and ``labels``, which are shifted by one piece."""
-        source, target = (
-            self.tokenizer(
-                [row[side] for row in rows],
-                truncation=True,
-                max_length=self.max_length,
-                padding=True,
-                return_tensors="pt",
-            )
-            for side in ("source", "target")
-        )
+        tokenize = padded(self.tokenizer, self.max_length)
+        source, target = (tokenize([row[side] for row in rows]) for side in ("source", "target"))
         ids_bt = self.pieces.encode(target["input_ids"])
         labels_bt = ids_bt.masked_fill(target["attention_mask"] == 0, IGNORED)
         decoder = {"decoder_input_ids": ids_bt[:, :-1], "decoder_attention_mask": target["attention_mask"][:, :-1]}
@@ -140,10 +137,7 @@ class TranslationCollator:
 
 
 def make_translator(
-    source: EncoderSource,
-    tokenizer: PreTrainedTokenizerBase,
-    pieces: TargetPieces,
-    options: TranslationOptions,
+    source: EncoderSource, tokenizer: PreTrainedTokenizerBase, pieces: TargetPieces, options: TranslationOptions
 ) -> EncoderDecoderModel:
     """Build a model of an encoder and a randomly initialized decoder of the same architecture.
 
@@ -229,9 +223,7 @@ def translate(
     return predict(
         model,
         texts,
-        collate=lambda rows: tokenizer(
-            rows, truncation=True, max_length=options.max_length, padding=True, return_tensors="pt"
-        ),
+        collate=padded(tokenizer, options.max_length),
         forward=partial(model.generate, **search, do_sample=False),
         read=lambda ids, rows: tokenizer.batch_decode(pieces.decode(ids.cpu()), skip_special_tokens=True),
         length=len,

@@ -1,4 +1,6 @@
-"""Alignment error rate, precision, recall and F1 of word alignments, as an `evaluate` module."""
+"""Alignment error rate (AER), precision, recall and F1 of word alignments against sure and possible gold links, from counts
+over all pairs.
+"""
 
 from typing import Any
 
@@ -20,11 +22,6 @@ _CITATION = """\
 }
 """
 
-_DESCRIPTION = """\
-Alignment error rate (AER), precision, recall and F1 of word alignments against sure and possible gold links, from counts
-over all pairs.
-"""
-
 _INPUTS = """\
 Args:
     predictions: Links of each pair in Pharaoh format, "0-0 1-2".
@@ -40,7 +37,7 @@ class AlignmentErrorRate(evaluate.Metric):
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description=_DESCRIPTION,
+            description=__doc__,
             citation=_CITATION,
             inputs_description=_INPUTS,
             features=datasets.Features(

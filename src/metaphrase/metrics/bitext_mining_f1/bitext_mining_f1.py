@@ -1,4 +1,6 @@
-"""Precision, recall and F1 of mined sentence pairs, as an `evaluate` module."""
+"""Precision, recall and F1 of mined sentence pairs against gold pairs, above a given threshold or at the best threshold for
+these gold pairs (an oracle).
+"""
 
 import math
 from typing import Any
@@ -16,11 +18,6 @@ _CITATION = """\
     year = "2017",
     pages = "60--67"
 }
-"""
-
-_DESCRIPTION = """\
-Precision, recall and F1 of mined sentence pairs against gold pairs, above a given threshold or at the best threshold for
-these gold pairs (an oracle).
 """
 
 _INPUTS = """\
@@ -41,7 +38,7 @@ class BitextMiningF1(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         strings = datasets.Sequence(datasets.Value("string"))
         return evaluate.MetricInfo(
-            description=_DESCRIPTION,
+            description=__doc__,
             citation=_CITATION,
             inputs_description=_INPUTS,
             features=datasets.Features({"predictions": strings, "references": strings}),

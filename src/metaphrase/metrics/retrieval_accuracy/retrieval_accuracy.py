@@ -1,4 +1,4 @@
-"""Accuracy of translation retrieval in both directions, as an `evaluate` module."""
+"""Share of the sentences whose nearest neighbour on the other side, by cosine, is their translation, as on Tatoeba."""
 
 from typing import Any
 
@@ -19,10 +19,6 @@ _CITATION = """\
 }
 """
 
-_DESCRIPTION = """\
-Share of the sentences whose nearest neighbour on the other side, by cosine, is their translation, as on Tatoeba.
-"""
-
 _INPUTS = """\
 Args:
     predictions: Embeddings of the sources, one list of numbers each.
@@ -39,7 +35,7 @@ class RetrievalAccuracy(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         vector = datasets.Sequence(datasets.Value("float32"))
         return evaluate.MetricInfo(
-            description=_DESCRIPTION,
+            description=__doc__,
             citation=_CITATION,
             inputs_description=_INPUTS,
             features=datasets.Features({"predictions": vector, "references": vector}),
