@@ -134,9 +134,8 @@ def verdict_shown(row: Mapping[str, Any]) -> str:
     >>> verdict_shown({"verdict": "tie", "n": 61}), verdict_shown({"verdict": "tie", "n": 100})
     ('too few to tell', 'tie')
     """
-    return (
-        "too few to tell" if row["verdict"] == "tie" and row.get("n", FEW_ITEMS) < FEW_ITEMS else str(row["verdict"])
-    )
+    few = row.get("n", FEW_ITEMS) < FEW_ITEMS
+    return "too few to tell" if row["verdict"] == "tie" and few else str(row["verdict"])
 
 
 def check_comparable(before: Result, after: Result) -> None:

@@ -391,24 +391,20 @@ def under_aligned(
         return [], Finding("info", "words-not-aligned", message, language)
     words = list(zip(sources, targets, strict=True))
     counts: Counter[str] = Counter()
-    scores: dict[str, list[float]] = defaultdict(list)
-    linked: Counter[str] = Counter()
-    partners: dict[str, Counter[str]] = defaultdict(Counter)
+    links: dict[str, list[tuple[str, float]]] = defaultdict(list)  # mutual nearest neighbours: at most one for a word
     alignments = EmbeddingAligner(model, method="argmax", level="word", batch_size=batch_size).align(words)
     for (source, target), alignment in zip(words, alignments, strict=True):
         source_words, target_words = list(map(_bare, source)), list(map(_bare, target))
         counts.update(filter(None, source_words))
         for (i, j), score in zip(alignment.links, alignment.scores, strict=True):
-            scores[source_words[i]].append(score)
-            partners[source_words[i]][target_words[j]] += 1
-        linked.update(source_words[i] for i in {i for i, _ in alignment.links})
+            links[source_words[i]].append((target_words[j], score))
     rows: list[dict[str, Any]] = [
         {
             "word": word,
             "count": count,
-            "linked": linked[word] / count,
-            "score": float(np.mean(scores[word])) if scores[word] else None,
-            "translation": partners[word].most_common(1)[0][0] if partners[word] else None,
+            "linked": len(links[word]) / count,
+            "score": float(np.mean([score for _, score in links[word]])) if links[word] else None,
+            "translation": Counter(other for other, _ in links[word]).most_common(1)[0][0] if links[word] else None,
         }
         for word, count in counts.items()
         if count >= WORD_COUNT

@@ -58,14 +58,8 @@ class Measurement:
     def from_dict(cls, content: Mapping[str, Any]) -> Measurement:
         """Read what `to_dict` returned."""
         details = {key: value for key, value in content.items() if key not in ("n", "sha256", "score", "interval")}
-        interval = content.get("interval")
-        return cls(
-            content.get("n"),
-            content["score"],
-            tuple(interval) if interval is not None else None,
-            content.get("sha256"),
-            details,
-        )
+        interval = tuple(content["interval"]) if content.get("interval") is not None else None
+        return cls(content.get("n"), content["score"], interval, content.get("sha256"), details)
 
 
 def mean_of(measurements: Sequence[Measurement], interval: tuple[float, float] | None = None) -> Measurement:

@@ -18,7 +18,7 @@ from metaphrase.corpus.declaration import Articles, articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.measures import draw_counts, resampled_spearman, spearman
-from metaphrase.evaluation.result import Measurement, Result, conditions
+from metaphrase.evaluation.result import Measurement, Result, conditions, mean_of
 from metaphrase.evaluation.significance import CHUNK, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Resamples, Seed, checked
@@ -101,10 +101,7 @@ def similarity_structure(
             f"{', '.join(few) or 'every language'}. Pass more text."
         )
     of_original: EncodingOptions = {**encoding, "encode": encode_original}
-    sides = [
-        embed_sides(model, texts.values(), **options)
-        for model, options in ((original, of_original), (tuned, encoding))
-    ]
+    sides = embed_sides(original, texts.values(), **of_original), embed_sides(tuned, texts.values(), **encoding)
     rng = np.random.default_rng(seed)
     languages, samples = {}, []
     for (language, one), *pair in zip(texts.items(), *sides, strict=True):
@@ -113,14 +110,13 @@ def similarity_structure(
         languages[language] = Measurement(
             len(one), spearman(first_p, second_p), percentile_interval(samples[-1]), _digest(one)
         )
-    mean = float(np.mean([one.score for one in languages.values()]))
     return Result(
         suite="similarity structure",
         model=name or type(tuned).__name__,
         measure="Spearman",
         protocol="Spearman ×100 of the cosines within a language, against those of the original encoder",
         languages=languages,
-        average=Measurement(len(languages), mean, percentile_interval(np.mean(samples, axis=0))),
+        average=mean_of(list(languages.values()), percentile_interval(np.mean(samples, axis=0))),
         **conditions(start, resamples, seed, **encoding_settings(tuned, **encoding)),
     )
 

@@ -203,9 +203,9 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
                         f"{path}:{number + 1}: a line must have two sentences and one of {', '.join(labels)}, separated by "
                         f"tabs, but is {line.rstrip()[:80]!r}."
                     )
-                row = row_of(number, fields[-3], fields[-2], fields[-1].strip())
-                dropped += row is None
-                if row is not None:
+                if (row := row_of(number, fields[-3], fields[-2], fields[-1].strip())) is None:
+                    dropped += 1
+                else:
                     yield row
         if dropped:
             logger.info("%s: %d untranslated rows dropped.", path, dropped)
