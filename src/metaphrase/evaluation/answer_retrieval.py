@@ -105,10 +105,10 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
     """
     folder = Path(path)
     files = answer_files(folder)
-    if missing := [language for language in languages or () if language not in files]:
-        raise MissingFileError(f"{folder} has no questions in {', '.join(missing)}. It has: {', '.join(files)}.")
     if not files:
         raise MissingFileError(f"{folder} has no files named xx.json or xx.json.gz.")
+    if missing := [language for language in languages or () if language not in files]:
+        raise MissingFileError(f"{folder} has no questions in {', '.join(missing)}. It has: {', '.join(files)}.")
     sets = {language: _read(files[language], language) for language in dict.fromkeys(languages or files)}
     first = next(iter(sets.values()))
     for language, one in sets.items():
@@ -122,7 +122,7 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
 
 def answer_files(folder: Path) -> dict[str, Path]:
     """The files of XQuAD-R in a folder by language, in alphabetical order."""
-    return _matching(folder, _ANSWER_FILE).get("", {}) if folder.is_dir() else {}
+    return _matching(folder, _ANSWER_FILE).get("", {})
 
 
 def question_files(folder: Path) -> dict[str, dict[str, Path]]:
@@ -132,7 +132,7 @@ def question_files(folder: Path) -> dict[str, dict[str, Path]]:
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[str, dict[str, Path]]:
     files: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.json*")):
         if match := pattern.fullmatch(path.name):
             add_file(files.setdefault(match.groupdict().get("split") or "", {}), match["language"], path)
     return files
@@ -402,18 +402,12 @@ _MEASURES: dict[str, tuple[bool, Callable[[AnswerRanks, int], NDArray[np.float64
 
 @checked
 def evaluate_monolingual_answers(
-    model: Any,
-    sets: Mapping[str, AnswerSet],
-    *,
-    name: str | None = None,
-    resamples: Resamples = STS_RESAMPLES,
-    seed: Seed = 0,
-    **encoding: Unpack[EncodingOptions],
+    model: Any, sets: Mapping[str, AnswerSet], **encoding: Unpack[EncodingOptions]
 ) -> Result:
     """Measure the retrieval of answers within each language; the questions of the languages may differ.
 
-    The arguments are those of `evaluate_answer_retrieval`. The scores are mean reciprocal ranks ×100; ``items`` are those of
-    each question. Tied candidates share the last of their ranks.
+    The scores are mean reciprocal ranks ×100; ``items`` are those of each question. Tied candidates share the last of their
+    ranks.
     """
     start = time.perf_counter()
     texts = ([one.questions for one in sets.values()], [one.sentences for one in sets.values()])
@@ -425,11 +419,11 @@ def evaluate_monolingual_answers(
         languages[language] = Measurement.of_items(item_n, _sha256({language: one}, "sentence"))
     return Result(
         suite="monolingual answers",
-        model=name or type(model).__name__,
+        model=type(model).__name__,
         measure="MRR in the question's language",
         protocol="the sentence with the answer among all sentences of its language, by cosine",
-        **with_intervals("shared_items", languages, resamples=resamples, seed=seed),
-        **conditions(start, resamples, seed, **_prompt_settings(model, **encoding)),
+        **with_intervals("shared_items", languages, resamples=STS_RESAMPLES, seed=0),
+        **conditions(start, STS_RESAMPLES, 0, **_prompt_settings(model, **encoding)),
     )
 
 

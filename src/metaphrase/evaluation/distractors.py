@@ -290,9 +290,6 @@ _SUPERLATIVES = frozenset(word for word in _OPPOSITES | _DEGREES if word.endswit
 
 # Cause and effect
 
-_BECAUSE = re.compile(
-    r"(?<![\w'-])(because of|because|thanks to|due to|therefore|despite|although)(?![\w'-])", re.IGNORECASE
-)
 _CONTRARY = {
     "because of": "despite",
     "because": "although",
@@ -302,6 +299,7 @@ _CONTRARY = {
     "despite": "because of",
     "although": "because",
 }
+_BECAUSE = re.compile(rf"(?<![\w'-])({'|'.join(_CONTRARY)})(?![\w'-])", re.IGNORECASE)
 _SO = re.compile(
     r"(?<=\w), so (?=(?:I|you|he|she|it|we|they|there|the|this|these|those|my|his|her|our|their|your|let's)\b)"
 )

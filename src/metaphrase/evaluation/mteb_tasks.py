@@ -165,6 +165,7 @@ def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None)
     text = "|".join(sorted(filter(None, prompts.values()))) if prompt == "auto" else resolve_prompt(model, prompt)
     organisation, _, last = name.strip("/").rpartition("/")
     organisation = organisation if re.fullmatch(r"[\w.-]+", organisation) and not Path(name).exists() else "local"
+    words, digest = re.sub(r"[^0-9A-Za-z]+", "-", text).strip("-")[:40], hashlib.sha256(text.encode()).hexdigest()[:6]
     return ModelMeta.create_empty(
         {
             "name": f"{organisation}/{last}",
@@ -173,14 +174,9 @@ def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None)
             "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
             "max_tokens": model.max_seq_length,
             "embed_dim": model.get_embedding_dimension(),
-            "experiment_kwargs": {"prompt": _as_name(text)} if text else None,
+            "experiment_kwargs": {"prompt": f"{words}-{digest}"} if text else None,
         }
     )
-
-
-def _as_name(text: str) -> str:
-    """Unique path component for a text."""
-    return f"{re.sub(r'[^0-9A-Za-z]+', '-', text).strip('-')[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 class MTEBEncoder(AbsEncoder):

@@ -450,9 +450,8 @@ def _relevant_settings(benchmark: Benchmark, subject: Subject) -> dict[str, Any]
 
 def _prompts(benchmark: Benchmark, subject: Subject) -> tuple[str, str]:
     """The prompts of sentences (in answer retrieval: of questions) and of passages."""
-    asked = "question" if benchmark.suite == "answer-retrieval" else "sentence"
-    model, prompt = subject.model, subject.settings.prompt
-    return resolve_prompt(model, prompt, asked), resolve_prompt(model, prompt, "passage")
+    model, prompt, asks = subject.model, subject.settings.prompt, benchmark.suite == "answer-retrieval"
+    return resolve_prompt(model, prompt, "question" if asks else "sentence"), resolve_prompt(model, prompt, "passage")
 
 
 def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
