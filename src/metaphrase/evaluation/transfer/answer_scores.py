@@ -14,7 +14,6 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from metaphrase.exceptions import DataError
 
@@ -30,15 +29,6 @@ ARTICLES = {
     "zh": None,
 }
 _HAN = re.compile("[\u4e00-\u9fa5]")
-
-
-@dataclass(frozen=True)
-class AnswerScores:
-    """Mean F1 over words and share of exact matches in percent, and the F1 of each question in [0, 1]."""
-
-    f1: float
-    exact_match: float
-    f1_n: tuple[float, ...]
 
 
 def normalise_answer(text: str, language: str | None) -> str:
@@ -90,10 +80,10 @@ def exact_match(prediction: str, gold: str, language: str | None) -> bool:
 
 def answer_scores(
     predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]], language: str | None
-) -> AnswerScores:
-    """Score answers against gold answers; the best gold answer of a question counts.
+) -> tuple[dict[str, float], list[float]]:
+    """F1 over words and share of exact matches in percent, and the F1 of each question in [0, 1].
 
-    A missing question scores 0.
+    The best gold answer of a question counts. A question without an answer scores 0.
     """
     if not golds:
         raise ValueError("There are no questions to score.")
@@ -103,4 +93,4 @@ def answer_scores(
         prediction = predictions.get(question, "")
         f1_n.append(max(answer_f1(prediction, gold, language) for gold in answers) if answered else 0.0)
         matches += answered and any(exact_match(prediction, gold, language) for gold in answers)
-    return AnswerScores(100 * sum(f1_n) / len(f1_n), 100 * matches / len(f1_n), tuple(f1_n))
+    return {"f1": 100 * sum(f1_n) / len(f1_n), "exact_match": 100 * matches / len(f1_n)}, f1_n

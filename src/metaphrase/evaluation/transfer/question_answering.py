@@ -216,9 +216,8 @@ class QuestionTask(Task):
         }
         golds = {row["item"]: row["answers"]["text"] for row in rows}
         by_language = self.scoring == "mlqa" and language in ARTICLES
-        scores = answer_scores(answers, golds, language if by_language else None)
-        metrics = {"f1": scores.f1, "exact_match": scores.exact_match}
-        return Score(metrics, bootstrap_interval(scores.f1_n), scores.f1_n)
+        metrics, f1_n = answer_scores(answers, golds, language if by_language else None)
+        return Score(metrics, bootstrap_interval(f1_n), f1_n)
 
 
 def _logits(output: Any, windows: Sequence[Window]) -> list[NDArray[np.floating]]:

@@ -20,20 +20,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 Tags = Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class TagScores:
-    """Scores in percent, and for each sentence the numbers of correct, predicted and gold chunks."""
-
-    f1: float
-    precision: float
-    recall: float
-    accuracy: float
-    chunks: tuple[tuple[int, int, int], ...]
 
 
 def tag_chunks(sentences: Tags, *, whole_types: bool = False) -> set[tuple[str, int, int]]:
@@ -59,14 +47,16 @@ def tag_chunks(sentences: Tags, *, whole_types: bool = False) -> set[tuple[str, 
     return chunks
 
 
-def tag_scores(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> TagScores:
-    """Score predicted tags.
+def tag_scores(
+    gold: Tags, predicted: Tags, *, whole_types: bool = False
+) -> tuple[dict[str, float], list[tuple[int, int, int]]]:
+    """Scores of tags in percent, and for each sentence the numbers of correct, predicted and gold chunks.
 
     A chunk is correct if a gold chunk of the same type has the same first and last word. Scores are means over chunks
     ("micro"); without chunks they are 0.
 
-    >>> scores = tag_scores([["DET", "NOUN", "NOUN"]], [["DET", "NOUN", "VERB"]])
-    >>> round(scores.f1, 1), round(scores.accuracy, 1)
+    >>> scores, _ = tag_scores([["DET", "NOUN", "NOUN"]], [["DET", "NOUN", "VERB"]])
+    >>> round(scores["f1"], 1), round(scores["accuracy"], 1)
     (40.0, 66.7)
     """
     words = []
@@ -80,13 +70,13 @@ def tag_scores(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Tag
     sentence_of = [number for number, (_, count) in enumerate(words) for _ in range(count + 1)]
     counts = [Counter(sentence_of[last] for _, _, last in chunks) for chunks in (wanted & found, found, wanted)]
     right, guessed, true = len(wanted & found), len(found), len(wanted)
-    return TagScores(
-        f1=_percent(2 * right, guessed + true),
-        precision=_percent(right, guessed),
-        recall=_percent(right, true),
-        accuracy=_percent(sum(good for good, _ in words), sum(count for _, count in words)),
-        chunks=tuple((counts[0][i], counts[1][i], counts[2][i]) for i in range(len(words))),
-    )
+    scores = {
+        "f1": _percent(2 * right, guessed + true),
+        "accuracy": _percent(sum(good for good, _ in words), sum(count for _, count in words)),
+        "precision": _percent(right, guessed),
+        "recall": _percent(right, true),
+    }
+    return scores, [(counts[0][i], counts[1][i], counts[2][i]) for i in range(len(words))]
 
 
 def _percent(part: int, whole: int) -> float:

@@ -121,11 +121,9 @@ class TaggingTask(Task):
 
 def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Score:
     """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
-    scores = tag_scores(gold, predicted, whole_types=whole_types)
-    (f1_r,) = ChunkF1().scores([np.array(scores.chunks)], RESAMPLES, np.random.default_rng(0))
-    metrics = {"f1": scores.f1, "accuracy": scores.accuracy}
-    metrics |= {"precision": scores.precision, "recall": scores.recall}
-    return Score(metrics, percentile_interval(f1_r), scores.chunks)
+    metrics, chunks = tag_scores(gold, predicted, whole_types=whole_types)
+    (f1_r,) = ChunkF1().scores([np.array(chunks)], RESAMPLES, np.random.default_rng(0))
+    return Score(metrics, percentile_interval(f1_r), chunks)
 
 
 def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
