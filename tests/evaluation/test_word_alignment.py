@@ -212,12 +212,12 @@ def test_malformed_gold_lines_are_refused(gold_lines, file, text, message):
 
 
 def test_the_rule_with_the_lowest_error_is_chosen(tiny_encoder, gold):
-    tuned = tune_rule(tiny_encoder, gold)
+    best_layer, best_rule, tried = tune_rule(tiny_encoder, gold)
     layers = tiny_encoder[0].auto_model.config.num_hidden_layers + 1
-    assert len(tuned.tried) == layers * len(RULES)
-    assert tuned.tried[tuned.layer, tuned.rule] == min(tuned.tried.values())
-    assert len({round(aer, 6) for aer in tuned.tried.values()}) > 1
-    for (layer, rule), aer in list(tuned.tried.items())[::7]:
+    assert len(tried) == layers * len(RULES)
+    assert tried[best_layer, best_rule] == min(tried.values())
+    assert len({round(aer, 6) for aer in tried.values()}) > 1
+    for (layer, rule), aer in list(tried.items())[::7]:
         aligner = EmbeddingAligner(tiny_encoder, layer=layer, **rule._asdict())
         result = evaluate_word_alignment(tiny_encoder, {"x": gold}, aligner=aligner, resamples=10)
         assert result.average.score == pytest.approx(100 * aer)

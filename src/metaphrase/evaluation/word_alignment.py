@@ -302,23 +302,20 @@ RULES = tuple(
 )
 
 
-class TunedRule(NamedTuple):
-    """The settings of an `EmbeddingAligner` with the lowest error on some pairs, and the errors (fractions) of all."""
+def tune_rule(
+    model: SentenceTransformer, pairs: Sequence[GoldPair], *, batch_size: int = 64
+) -> tuple[int, Rule, dict[tuple[int, Rule], float]]:
+    """Try all layers of a model with all `RULES` on gold pairs.
 
-    layer: int
-    rule: Rule
-    tried: dict[tuple[int, Rule], float]
-
-
-def tune_rule(model: SentenceTransformer, pairs: Sequence[GoldPair], *, batch_size: int = 64) -> TunedRule:
-    """Try all layers of a model with all `RULES` on gold pairs; the first of equally good settings is chosen."""
+    Returns the layer and the rule with the lowest error, the first of ties, and the errors (fractions) of all.
+    """
     tried = {}
     for layer in range(model[0].auto_model.config.num_hidden_layers + 1):
         aligner = EmbeddingAligner(model, layer=layer, batch_size=batch_size)
         for rule, alignments in zip(RULES, aligner.align_by([one.pair for one in pairs], RULES), strict=True):
             tried[layer, rule] = _scores([alignment.links for alignment in alignments], pairs).aer
     layer, rule = min(tried, key=lambda key: tried[key])
-    return TunedRule(layer, rule, tried)
+    return layer, rule, tried
 
 
 @checked

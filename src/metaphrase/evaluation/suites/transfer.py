@@ -15,8 +15,6 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from metaphrase.aligners.embedding import EmbeddingAligner
-from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, mean_of, with_intervals
 from metaphrase.evaluation.suites.benchmarks import (
@@ -31,7 +29,7 @@ from metaphrase.evaluation.suites.benchmarks import (
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
 from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, finetune_classification
 from metaphrase.evaluation.transfer.data import ENGLISH, QUESTIONS, Format, files_of, pairs_format, treebank_format
-from metaphrase.evaluation.transfer.frozen import Features, Probe, probe_pairs, probe_tags, run_probe
+from metaphrase.evaluation.transfer.frozen import Probe, probe_pairs, probe_tags, run_probe
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
@@ -154,14 +152,9 @@ def _limits(scale: Mapping[str, Any]) -> str:
 def _measure_probe(
     name: str, probe: Probe, folder: Path, languages: Sequence[str], subject: Subject
 ) -> dict[str, Result]:
-    layers = subject.model[0].auto_model.config.num_hidden_layers
-    features = Features(
-        partial(encode_texts, subject.model, **subject.encoding()),
-        EmbeddingAligner(subject.model, layer=layers, batch_size=subject.batch_size),
-    )
     start = time.perf_counter()
     task = FINETUNED[name]
-    found = run_probe(probe, task.form, task.sources(folder), languages, features)
+    found = run_probe(probe, task.form, task.sources(folder), languages, subject.model, subject.encoding())
     found |= {"seconds": round(time.perf_counter() - start, 1), "versions": versions(), "model": subject.name}
     results = {}
     for title, result in finetuned_results(name, found).items():

@@ -10,13 +10,14 @@ A probe shows what is in the features, and a fine-tuned encoder what it can lear
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -25,6 +26,7 @@ from torch import Tensor
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.corpus.words import Words
+from metaphrase.evaluation.encoding import EncodingOptions, encode_texts
 from metaphrase.evaluation.transfer.classification import score_classes
 from metaphrase.evaluation.transfer.data import ENGLISH, Format, TransferData
 from metaphrase.evaluation.transfer.options import FineTuningOptions
@@ -40,32 +42,29 @@ C = {"pairs": 1e-3, "tags": 1e-2}
 ITERATIONS = 300
 
 
-@dataclass(frozen=True)
-class Features:
-    """A frozen encoder: sentence embeddings of texts, shape ``(texts, hidden)``, and states of words in the last layer."""
-
-    embed: Callable[[Sequence[str]], NDArray[Any]]
-    states: EmbeddingAligner
-
-
 class Probe(NamedTuple):
     """A linear probe on the features of a frozen encoder.
 
     Attributes:
-        measure: Trains on English and scores each language.
+        measure: Takes data, an encoder and its options; trains on English and scores each language.
         limit_test: Number of test items of each language.
         work: Bytes encoded per byte of the files.
         description: What it is, in words.
     """
 
-    measure: Callable[[TransferData, Features], dict[str, Score]]
+    measure: Callable[[TransferData, SentenceTransformer, EncodingOptions], dict[str, Score]]
     limit_test: int
     work: float
     description: str
 
 
 def run_probe(
-    probe: Probe, form: Format, sources: Mapping[str, Any], languages: Sequence[str], features: Features
+    probe: Probe,
+    form: Format,
+    sources: Mapping[str, Any],
+    languages: Sequence[str],
+    model: SentenceTransformer,
+    encoding: EncodingOptions,
 ) -> dict[str, Any]:
     """Train a probe on English and measure it in each language.
 
@@ -75,7 +74,7 @@ def run_probe(
         **sources, languages=list(languages), selection="last", limit_test=probe.limit_test, model=""
     )
     benchmark = load_benchmark(options, form, seed=42)
-    scores = probe.measure(benchmark, features)
+    scores = probe.measure(benchmark, model, encoding)
     rows = {code: {"n": len(benchmark.test[code]), **asdict(score)} for code, score in scores.items()}
     return {
         "data": benchmark.facts("train", "test"),
@@ -89,12 +88,15 @@ def _fit(features_nf: NDArray[Any], labels: Sequence[Any], c: float) -> Pipeline
     return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=ITERATIONS)).fit(features_nf, labels)
 
 
-def probe_pairs(columns: PairedTexts, benchmark: TransferData, features: Features) -> dict[str, Score]:
+def probe_pairs(
+    columns: PairedTexts, benchmark: TransferData, model: SentenceTransformer, encoding: EncodingOptions
+) -> dict[str, Score]:
     """Accuracy of a probe of pairs of sentences."""
 
     def of(data: Dataset) -> NDArray[Any]:
         first_nh, second_nh = (
-            unit_rows(np.asarray(features.embed(list(data[column])))) for column in (columns.first, columns.second)
+            unit_rows(np.asarray(encode_texts(model, list(data[column]), **encoding)))
+            for column in (columns.first, columns.second)
         )
         return np.concatenate([first_nh, second_nh, np.abs(first_nh - second_nh), first_nh * second_nh], axis=1)
 
@@ -106,11 +108,13 @@ def probe_pairs(columns: PairedTexts, benchmark: TransferData, features: Feature
     }
 
 
-def probe_tags(benchmark: TransferData, features: Features) -> dict[str, Score]:
-    """Chunk F1 and accuracy of a probe of words."""
+def probe_tags(benchmark: TransferData, model: SentenceTransformer, encoding: EncodingOptions) -> dict[str, Score]:
+    """Chunk F1 and accuracy of a probe of words, by their states in the last layer."""
+    layers = model[0].auto_model.config.num_hidden_layers
+    aligner = EmbeddingAligner(model, layer=layers, batch_size=encoding["batch_size"])
 
     def of(data: Dataset) -> list[tuple[list[int], Tensor]]:
-        found = features.states.word_states([_joined(words) for words in data["words"]])
+        found = aligner.word_states([_joined(words) for words in data["words"]])
         return [(words, states_wh.cpu()) for words, states_wh in found]
 
     english = benchmark.train[ENGLISH]
