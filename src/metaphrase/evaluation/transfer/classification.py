@@ -126,4 +126,4 @@ def finetune_classification(options: ClassificationOptions, arguments: FineTunin
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metric is ``accuracy``.
     """
-    return fine_tune(PairTask(options, arguments), options)
+    return fine_tune(PairTask(options, arguments))

@@ -136,18 +136,16 @@ class Windows:
 
 def _with_central(windows: Sequence[Window], step: int) -> list[Window]:
     """Mark the window in which each piece has the most context; the first of ties."""
-    best: dict[int, tuple[float, int]] = {}
-    for number, window in enumerate(windows):
-        count = int(window.central.sum())
-        for at in range(count):
-            context = min(at, count - 1 - at) + 0.01 * count
-            if context > best.get(number * step + at, (-1.0, 0))[0]:
-                best[number * step + at] = context, number
+    counts = [int(window.central.sum()) for window in windows]
+    context_wt = np.full((len(windows), step * len(windows) + max(counts)), -1.0)
+    for number, count in enumerate(counts):
+        at = np.arange(count)
+        context_wt[number, number * step + at] = np.minimum(at, count - 1 - at) + 0.01 * count
+    best_t = context_wt.argmax(axis=0)
     marked = []
     for number, window in enumerate(windows):
         central = window.central.copy()
-        places = np.flatnonzero(central)
-        central[places] = [best[number * step + at][1] == number for at in range(len(places))]
+        central[central] = best_t[number * step + np.arange(counts[number])] == number
         marked.append(replace(window, central=central))
     return marked
 
@@ -233,4 +231,4 @@ def finetune_question_answering(
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1`` and ``exact_match``.
     """
-    return fine_tune(QuestionTask(options, arguments), options)
+    return fine_tune(QuestionTask(options, arguments))

@@ -39,7 +39,7 @@ from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.encoders.loading import model_folder
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData
-from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions, Selection
+from metaphrase.evaluation.transfer.options import FineTuningArguments, Selection
 from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
 from metaphrase.evaluation.transfer.tasks import EncoderSource, Task
 from metaphrase.exceptions import DataError, UsageError
@@ -54,16 +54,16 @@ RESULTS, SETTINGS = "results.json", "settings.json"
 OPTIMIZER = "optimizer.pt"
 
 
-def fine_tune(task: Task, options: FineTuningOptions) -> dict[str, Any]:
+def fine_tune(task: Task) -> dict[str, Any]:
     """Train, choose checkpoints and measure. Finished runs are not repeated.
 
     Returns the content of ``results.json``, which :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts to
     ``Result`` objects: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and ``checkpoint``, ``average`` and
     ``average_without_english``, settings, data with their digests, runs with their dev scores, and seconds.
     """
-    benchmark = load_benchmark(options, task.form, seed=task.arguments.seed)
-    run = partial(_run_all, task, benchmark, options)
-    return run_once(task.name, task.source, options, task.arguments, benchmark.facts(), run)
+    benchmark = load_benchmark(task.options, task.form, seed=task.arguments.seed)
+    run = partial(_run_all, task, benchmark)
+    return run_once(task.name, task.source, task.options, task.arguments, benchmark.facts(), run)
 
 
 def run_once(
@@ -95,31 +95,27 @@ def run_once(
         return write_part(folder / RESULTS, settings | facts | found)
 
 
-def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, folder: Path) -> dict[str, Any] | None:
-    if options.selection == "english" and ENGLISH not in benchmark.dev:
+def _run_all(task: Task, benchmark: TransferData, folder: Path) -> dict[str, Any] | None:
+    if task.options.selection == "english" and ENGLISH not in benchmark.dev:
         raise UsageError("--selection english needs English dev data.")
     first = task.arguments.process_index == 0
-    runs = plan(benchmark, options.mode, task.originals)
     done = {}
-    for name, run in runs.items():
+    for name, run in plan(benchmark, task.options.mode, task.originals).items():
         kept = read_part(folder / name / RESULTS)
         if kept is None:
-            arguments = replace(task.arguments, output_dir=str(folder / name))
-            kept = train_and_measure(task, run, benchmark, options, arguments)
+            kept = train_and_measure(task, run, benchmark, replace(task.arguments, output_dir=str(folder / name)))
             if first:
                 kept = write_part(folder / name / RESULTS, kept)
         done[name] = kept
     if not first:
         return None
-    scores = {language: result["languages"][language] for result in done.values() for language in result["languages"]}
-    scores = {language: scores[language] for language in benchmark.test}
+    measured = {language: score for result in done.values() for language, score in result["languages"].items()}
+    scores = {language: measured[language] for language in benchmark.test}
     return {
         "languages": scores,
         "average": average(scores),
         "average_without_english": average({code: score for code, score in scores.items() if code != ENGLISH}),
-        "runs": {
-            name: {key: value for key, value in result.items() if key != "languages"} for name, result in done.items()
-        },
+        "runs": {name: {key: result[key] for key in result if key != "languages"} for name, result in done.items()},
         "seconds": round(sum(result["seconds"] for result in done.values()), 1),
     }
 
@@ -167,13 +163,11 @@ _HYPERPARAMETERS = (
 )
 
 
-def train_and_measure(
-    task: Task, run: Run, benchmark: TransferData, options: FineTuningOptions, arguments: Any
-) -> dict[str, Any]:
+def train_and_measure(task: Task, run: Run, benchmark: TransferData, arguments: Any) -> dict[str, Any]:
     """One run: train, resuming from the last checkpoint, and measure with the chosen checkpoints."""
     started = time.time()
-    folder = Path(str(arguments.output_dir))
-    dev = _dev_sets(run, benchmark, options)
+    folder, selection = Path(str(arguments.output_dir)), task.options.selection
+    dev = _dev_sets(run, benchmark, selection)
     if not dev:
         arguments = replace(arguments, eval_strategy="no")
     units, collate, arguments = _training_data(task, run, arguments)
@@ -185,17 +179,17 @@ def train_and_measure(
         train_dataset=units,
         eval_dataset=dev or None,
         score=task.score,
-        callbacks=[KeepChosen(run.languages, options.selection)],
+        callbacks=[KeepChosen(run.languages, selection)],
     )
     trainer.train_or_resume()
     trained = time.time()
     history = dev_history(trainer.state.log_history)
-    chosen = choose(history, run.languages, options.selection, trainer.state.global_step)
+    chosen = choose(history, run.languages, selection, trainer.state.global_step)
     scores = _measure(task, trainer.model, run, benchmark, chosen, arguments)
     trainer.accelerator.wait_for_everyone()
     if arguments.process_index == 0:
         for checkpoint in folder.glob("checkpoint-*"):
-            if not options.keep_checkpoints or _step(checkpoint) not in chosen.values():
+            if not task.options.keep_checkpoints or _step(checkpoint) not in chosen.values():
                 remove(checkpoint)
             else:
                 remove_file(checkpoint, OPTIMIZER)
@@ -210,9 +204,9 @@ def train_and_measure(
     }
 
 
-def _dev_sets(run: Run, benchmark: TransferData, options: FineTuningOptions) -> Languages:
+def _dev_sets(run: Run, benchmark: TransferData, selection: Selection) -> Languages:
     """Dev data that select the checkpoints of a run."""
-    if options.selection == "english":
+    if selection == "english":
         return select_languages(benchmark.dev, [ENGLISH])
     if set(run.languages) == set(benchmark.test):
         return benchmark.dev
@@ -226,11 +220,8 @@ def _training_data(task: Task, run: Run, arguments: Any) -> tuple[Sequence[Any],
     if task.originals is None or arguments.per_device_train_batch_size % 2:
         raise UsageError("Code-switching creates two rows per item. Pass an even --per_device_train_batch_size.")
     collate = CodeSwitchingCollator(lambda rows: task.collate(list(task.units(rows))), task.originals)
-    return (
-        run.train,
-        collate,
-        replace(arguments, per_device_train_batch_size=arguments.per_device_train_batch_size // 2),
-    )
+    arguments = replace(arguments, per_device_train_batch_size=arguments.per_device_train_batch_size // 2)
+    return run.train, collate, arguments
 
 
 def _measure(

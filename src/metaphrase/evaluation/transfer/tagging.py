@@ -133,4 +133,4 @@ def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) ->
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
         ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each sentence.
     """
-    return fine_tune(TaggingTask(options, arguments), options)
+    return fine_tune(TaggingTask(options, arguments))
