@@ -107,7 +107,5 @@ def test_equals_seqeval(tags):
 
 
 def test_lengths_must_agree():
-    with pytest.raises(ValueError, match="Sentence 1 has 2 words, but 1"):
+    with pytest.raises(ValueError, match="shorter"):
         tag_scores([["DET"], ["DET", "NOUN"]], [["DET"], ["DET"]])
-    with pytest.raises(ValueError, match="no words"):
-        tag_scores([], [])

@@ -59,24 +59,18 @@ def tag_scores(
     >>> round(scores["f1"], 1), round(scores["accuracy"], 1)
     (40.0, 66.7)
     """
-    words = []
-    for number, (tags, guesses) in enumerate(zip(gold, predicted, strict=True)):
-        if len(tags) != len(guesses):
-            raise ValueError(f"Sentence {number} has {len(tags)} words, but {len(guesses)} predicted tags.")
-        words.append((sum(tag == guess for tag, guess in zip(tags, guesses, strict=True)), len(tags)))
-    if not sum(count for _, count in words):
-        raise ValueError("There are no words to score.")
+    pairs = [list(zip(tags, guesses, strict=True)) for tags, guesses in zip(gold, predicted, strict=True)]
     wanted, found = (tag_chunks(tags, whole_types=whole_types) for tags in (gold, predicted))
-    sentence_of = [number for number, (_, count) in enumerate(words) for _ in range(count + 1)]
+    sentence_of = [number for number, tags in enumerate(gold) for _ in range(len(tags) + 1)]
     counts = [Counter(sentence_of[last] for _, _, last in chunks) for chunks in (wanted & found, found, wanted)]
     right, guessed, true = len(wanted & found), len(found), len(wanted)
     scores = {
         "f1": _percent(2 * right, guessed + true),
-        "accuracy": _percent(sum(good for good, _ in words), sum(count for _, count in words)),
+        "accuracy": _percent(sum(tag == guess for sentence in pairs for tag, guess in sentence), sum(map(len, pairs))),
         "precision": _percent(right, guessed),
         "recall": _percent(right, true),
     }
-    return scores, [(counts[0][i], counts[1][i], counts[2][i]) for i in range(len(words))]
+    return scores, [(counts[0][i], counts[1][i], counts[2][i]) for i in range(len(pairs))]
 
 
 def _percent(part: int, whole: int) -> float:
