@@ -367,7 +367,9 @@ def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dic
 
 
 class MiningEvaluator(RecordedEvaluator):
-    """F1 of bitext mining (BUCC) during training, by language; see `RecordedEvaluator`. The primary metric is ``mean_f1``.
+    """F1 of bitext mining (BUCC) during training, by language. The primary metric is ``mean_f1``.
+
+    Metrics and CSV file are named as those of `EmbeddingEvaluator`.
 
     Args:
         data: Sets by language and split, from `load_bucc_folder`.

@@ -19,11 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecordedEvaluator(BaseEvaluator):
-    """An evaluator whose scores go to the log, to a CSV file and to the model card; subclasses set `kind` and `metric`.
-
-    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the evaluator, and
-    each evaluation appends a line to ``{kind}_evaluation_{name}_results.csv`` in the output folder.
-    """
+    """An evaluator whose scores go to the log, to a CSV file and to the model card; subclasses set `kind` and `metric`."""
 
     #: What is evaluated, in the name of the CSV file, and name of the primary metric.
     kind: ClassVar[str]
@@ -59,7 +55,10 @@ class RecordedEvaluator(BaseEvaluator):
 
 @checked
 class EmbeddingEvaluator(RecordedEvaluator):
-    """A `RecordedEvaluator` of sentence embeddings.
+    """An evaluator of sentence embeddings.
+
+    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the evaluator, and
+    each evaluation appends a line to ``{kind}_evaluation_{name}_results.csv`` in the output folder.
 
     Args:
         sets: The data per language.

@@ -375,15 +375,15 @@ def evaluate_word_alignment(
 class WordAlignmentEvaluator(RecordedEvaluator):
     """Word alignment by the token states of a model, during training.
 
-    The model is measured as an `EmbeddingAligner`; see `RecordedEvaluator` for the metrics. The primary metric is ``f1``,
-    because trainers assume that higher is better; it is 1 − AER if all gold links are sure.
+    The model is measured as an `EmbeddingAligner`. The primary metric is ``f1``, because trainers assume that higher is
+    better; it is 1 − AER if all gold links are sure. Metrics and CSV file are named as those of `EmbeddingEvaluator`.
 
     Args:
         pairs: Pairs with gold links, from `load_wpt` or `load_pharaoh`.
         name: Name of the data set, such as ``"wpt05-en-hi"``.
-        layer: See `EmbeddingAligner`, also for ``method`` and ``level``.
-        method: Way to find links.
-        level: What is linked.
+        layer: See `EmbeddingAligner`.
+        method: ``"argmax"``, ``"itermax"``, ``"csls"`` or ``"softmax"``.
+        level: ``"piece"`` or ``"word"``.
         batch_size: Sentences per forward pass.
         write_csv: Write the CSV file.
 
