@@ -89,14 +89,7 @@ def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
 
 
 class ParallelFolder(NamedTuple):
-    """The parallel test sets of a folder.
-
-    Attributes:
-        folder: The folder.
-        split: Split of the files; None for files without a split.
-        files: File of each language.
-        settings: Settings that they were found with.
-    """
+    """The parallel test sets of a folder: its files of a split, or without a split, by language."""
 
     folder: Path
     split: str | None

@@ -48,14 +48,8 @@ class FineTunedTask:
     """A data set that a suite trains on, by fine-tuning or by a probe.
 
     Attributes:
-        suite: Name of its suite.
-        form: Names and rows of its files.
-        run: Fine-tunes and measures.
-        options: Class of its options.
         work: Bytes encoded per byte of the files, estimated from the durations on one machine.
-        probe: Its probe; None if it has none.
         splits: Splits of its data, by the option that names them; those measured are last.
-        protocol: Short description of the protocol.
         statistic: Measure of the items of its first metric, a key of `MEASURES`.
     """
 

@@ -45,11 +45,7 @@ ITERATIONS = 300
 class Probe(NamedTuple):
     """A linear probe on the features of a frozen encoder.
 
-    Attributes:
-        measure: Takes data, an encoder and its options; trains on English and scores each language.
-        limit_test: Number of test items of each language.
-        work: Bytes encoded per byte of the files.
-        description: What it is, in words.
+    ``measure`` trains on English and scores each language. ``work`` is the number of bytes encoded per byte of the files.
     """
 
     measure: Callable[[TransferData, SentenceTransformer, EncodingOptions], dict[str, Score]]
