@@ -222,35 +222,25 @@ def evaluate_retrieval(
             "shared_items=False."
         )
     hits, cosine = find_translations(model, sets, text_equality=text_equality, margin_k=margin_k, **encoding)
+    scores = {language: (*both, np.mean(both, axis=0)) for language, both in hits.items()}
 
-    def resampled(by_language: dict[str, Any]) -> dict[str, Any]:
-        return {"": np.mean(list(by_language.values()), axis=0)} if shared_items else by_language
-
-    def summary(languages: Sequence[str]) -> dict[str, Any]:
-        scores: dict[str, dict[str, Any]] = {key: {} for key in (*DIRECTIONS, "mean")}
-        for language in languages:
-            both = hits[language]
-            for key, score_n in zip(scores, (*both, np.mean(both, axis=0)), strict=True):
-                scores[key][language] = score_n
-        return {
-            key: {
-                "accuracy": 100 * float(np.mean([np.mean(score) for score in by_language.values()])),
-                "interval": list(
-                    percentile_interval(resampled_means(resampled(by_language), resamples=resamples, seed=seed))
-                ),
-            }
-            for key, by_language in scores.items()
-        }
-
-    def measurement(n: int, details: dict[str, Any], sha256: str | None = None) -> Measurement:
-        return Measurement(n, details["mean"]["accuracy"], tuple(details["mean"]["interval"]), sha256, details)
+    def measurement(n: int, members: Sequence[str], sha256: str | None = None) -> Measurement:
+        """The mean accuracy of some languages, for each direction and for both."""
+        details: dict[str, Any] = {}
+        for at, key in enumerate((*DIRECTIONS, "mean")):
+            items = {language: scores[language][at] for language in members}
+            drawn = {"": np.mean(list(items.values()), axis=0)} if shared_items else items
+            means_r = resampled_means(drawn, resamples=resamples, seed=seed)
+            accuracy = 100 * float(np.mean([item_n.mean() for item_n in items.values()]))
+            details[key] = {"accuracy": accuracy, "interval": list(percentile_interval(means_r))}
+        mean = details["mean"]
+        return Measurement(n, mean["accuracy"], tuple(mean["interval"]), sha256, details)
 
     languages: dict[str, Measurement] = {}
     for language, both in hits.items():
-        details = summary([language])
+        languages[language] = measurement(len(both[0]), [language], sets[language].sha256)
         for direction, hits_n in zip(DIRECTIONS, both, strict=True):
-            details[direction]["hits"] = "".join("01"[hit] for hit in hits_n.tolist())
-        languages[language] = measurement(len(both[0]), details, sets[language].sha256)
+            languages[language].details[direction]["hits"] = "".join("01"[hit] for hit in hits_n.tolist())
     one: Any = next(iter(model.values())) if isinstance(model, Mapping) else model
     return Result(
         suite="retrieval",
@@ -259,11 +249,8 @@ def evaluate_retrieval(
         statistic="shared_hits" if shared_items else "hits",
         protocol=f"top-1 by {'cosine' if margin_k is None else f'ratio margin, k={margin_k}'}, both directions",
         languages=languages,
-        groups={
-            group: measurement(len(members), summary(members))
-            for group, members in complete_groups(groups, hits).items()
-        },
-        average=measurement(len(hits), summary(list(hits))),
+        groups={group: measurement(len(members), members) for group, members in complete_groups(groups, hits).items()},
+        average=measurement(len(hits), list(hits)),
         **conditions(
             start,
             resamples,
