@@ -150,10 +150,8 @@ class Task(ABC):
 
     def build(self) -> PreTrainedModel:
         """Load the encoder with a new head."""
-        config: dict[str, Any] = {}
-        if self.classes:
-            config["id2label"] = dict(enumerate(self.classes))
-            config["label2id"] = {label: number for number, label in config["id2label"].items()}
+        names = dict(enumerate(self.classes))
+        config = {"id2label": names, "label2id": {label: number for number, label in names.items()}} if names else {}
         model = load_with_head(
             self.source,
             self.head,
