@@ -3,14 +3,13 @@ import torch
 
 from metaphrase.corpus.code_switching import NLI
 from metaphrase.evaluation.transfer import classification
-from metaphrase.evaluation.transfer.classification import PairCollator
+from metaphrase.evaluation.transfer.classification import collate_pairs
 from tests.evaluation.transfer.conftest import program, read_json
 
 
 def test_pairs_are_cut_at_the_longer_text(tokenizer):
-    collate = PairCollator(tokenizer, NLI, 8)
     row = {"premise": "the dog drinks water the dog drinks water", "hypothesis": "the cat", "label": 2}
-    batch = collate([row, row | {"premise": "the", "label": 0}])
+    batch = collate_pairs(tokenizer, NLI, 8, [row, row | {"premise": "the", "label": 0}])
     assert batch["input_ids"].shape == (2, 8)
     assert batch["attention_mask"].sum(1).tolist() == [8, 6]
     assert batch["labels"].tolist() == [2, 0]
@@ -69,14 +68,13 @@ def test_learns(nli, common, tmp_path):
 @pytest.mark.long
 def test_training_data_of_the_modes(nli, common, tmp_path, monkeypatch):
     seen = []
-    call = PairCollator.__call__
 
-    def recorded(self, rows):
+    def recorded(tokenizer, columns, max_length, rows):
         if torch.is_grad_enabled():
             seen.append([(row["premise"].split()[-1], row["item"]) for row in rows])
-        return call(self, rows)
+        return collate_pairs(tokenizer, columns, max_length, rows)
 
-    monkeypatch.setattr(classification.PairCollator, "__call__", recorded)
+    monkeypatch.setattr(classification, "collate_pairs", recorded)
     arguments = [*common, "--halves", f"{nli}@dev", "--dev_share", "0.2", "--max_steps", "2", "--eval_steps", "2"]
 
     def trained(mode):

@@ -18,7 +18,7 @@ from metaphrase.corpus.code_switching import NLI
 from metaphrase.evaluation.measures import ChunkF1
 from metaphrase.evaluation.significance import RESAMPLES, percentile_interval
 from metaphrase.evaluation.transfer import running
-from metaphrase.evaluation.transfer.classification import ClassificationOptions, PairCollator, finetune_classification
+from metaphrase.evaluation.transfer.classification import ClassificationOptions, collate_pairs, finetune_classification
 from metaphrase.evaluation.transfer.data import TransferData, pairs_format
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.planning import load_benchmark, plan
@@ -338,11 +338,11 @@ def test_each_language_is_measured_with_the_checkpoint_it_chose(options, tmp_pat
     # the scores are those of the kept weights, not of the last ones
     source = encoder_source(options.model)
     model = load_with_head(source, AutoModelForSequenceClassification, num_labels=3).eval()
-    collate = PairCollator(load_tokenizer(source), NLI, 48)
+    tokenizer = load_tokenizer(source)
     test = load_benchmark(options, XNLI, seed=42).test
     for code, name in (("en", "checkpoint-2"), ("sw", "checkpoint-6")):
         model.load_state_dict(load_file(kept[name] / "model.safetensors"))
-        batch = collate(test[code].to_list())
+        batch = collate_pairs(tokenizer, NLI, 48, test[code].to_list())
         with torch.no_grad():
             right = (model(**batch).logits.argmax(-1) == batch["labels"]).int().tolist()
         assert results["languages"][code]["items"] == right

@@ -15,10 +15,10 @@ from metaphrase.evaluation.transfer.tasks import encoder_source
 from metaphrase.evaluation.transfer.translation import (
     IGNORED,
     TargetPieces,
-    TranslationCollator,
     TranslationOptions,
     TranslationTrainer,
     average_checkpoints,
+    collate_translations,
     load_pairs,
     make_translator,
     translate,
@@ -55,7 +55,7 @@ def test_pieces_of_the_corpus_and_no_others(tokenizer, pieces):
 
 def test_labels_are_one_ahead_of_the_decoder(tokenizer, pieces):
     rows = [{"source": "der Hund schläft", "target": "the dog sleeps"}, {"source": "ja", "target": "the"}]
-    batch = TranslationCollator(tokenizer, pieces, 48)(rows)
+    batch = collate_translations(tokenizer, pieces, 48, rows)
     for row, target in enumerate(("the dog sleeps", "the")):
         ids = tokenizer(target)["input_ids"]
         size = len(ids) - 1
@@ -100,9 +100,8 @@ def test_the_decoder_starts_as_transformers_do(translator):
 
 
 def test_the_decoder_sees_only_the_source_and_the_past(translator, tokenizer, pieces):
-    collate = TranslationCollator(tokenizer, pieces, 48)
     rows = [{"source": "der Hund schläft", "target": "the dog sleeps"}]
-    inputs = collate(rows)
+    inputs = collate_translations(tokenizer, pieces, 48, rows)
     inputs.pop("labels")
     logits = translator(**inputs).logits
     changed = dict(inputs)
@@ -111,7 +110,7 @@ def test_the_decoder_sees_only_the_source_and_the_past(translator, tokenizer, pi
     after = translator(**changed).logits
     torch.testing.assert_close(after[:, :2], logits[:, :2])
     assert not torch.allclose(after[:, 2], logits[:, 2])
-    other = collate([rows[0] | {"source": "die Katze trinkt"}])
+    other = collate_translations(tokenizer, pieces, 48, [rows[0] | {"source": "die Katze trinkt"}])
     other.pop("labels")
     assert not torch.allclose(translator(**other).logits[:, 0], logits[:, 0])
 
@@ -123,7 +122,7 @@ def test_loss_equals_a_loop(translator, tokenizer, pieces, tmp_path, smoothing):
     )
     trainer = TranslationTrainer(model=translator, args=arguments)
     rows = [{"source": "der Hund schläft", "target": "the dog sleeps"}, {"source": "ja", "target": "the"}]
-    batch = TranslationCollator(tokenizer, pieces, 48)(rows)
+    batch = collate_translations(tokenizer, pieces, 48, rows)
     translator.eval()
     total, count = 0.0, 0
     for row in range(2):

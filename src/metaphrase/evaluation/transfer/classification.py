@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -44,21 +45,13 @@ class ClassificationOptions(FineTuningOptions):
     )
 
 
-@dataclass(frozen=True)
-class PairCollator:
-    """Turns pairs of texts into a batch. If a pair is too long, its longer text is truncated."""
-
-    tokenizer: PreTrainedTokenizerBase
-    columns: PairedTexts
-    max_length: int
-
-    def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """Inputs of the model, with ``labels``."""
-        first, second = ([row[column] for row in rows] for column in (self.columns.first, self.columns.second))
-        batch = self.tokenizer(
-            first, second, truncation=True, max_length=self.max_length, padding=True, return_tensors="pt"
-        )
-        return {**batch, "labels": tensor([row["label"] for row in rows])}
+def collate_pairs(
+    tokenizer: PreTrainedTokenizerBase, columns: PairedTexts, max_length: int, rows: Sequence[Row]
+) -> dict[str, Tensor]:
+    """Inputs of the model, with ``labels``. If a pair is too long, its longer text is truncated."""
+    first, second = ([row[column] for row in rows] for column in (columns.first, columns.second))
+    batch = tokenizer(first, second, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+    return {**batch, "labels": tensor([row["label"] for row in rows])}
 
 
 class PairTask(Task):
@@ -71,7 +64,7 @@ class PairTask(Task):
         self.name = options.task
         self.originals, self.classes = TASKS[options.task]
         self.form = pairs_format(self.originals, self.classes)
-        self.collate = PairCollator(self.tokenizer, self.originals, options.max_length)
+        self.collate = partial(collate_pairs, self.tokenizer, self.originals, options.max_length)
         self.linear = options.head == "linear"
 
     def build(self) -> PreTrainedModel:

@@ -116,24 +116,19 @@ def padded(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Callable[[lis
     return partial(tokenizer, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
 
 
-@dataclass(frozen=True)
-class TranslationCollator:
-    """Turns rows of ``source`` and ``target`` into a batch; a side has at most ``max_length`` pieces, including special
-    tokens.
+def collate_translations(
+    tokenizer: PreTrainedTokenizerBase, pieces: TargetPieces, max_length: int, rows: Sequence[Mapping[str, str]]
+) -> dict[str, Tensor]:
+    """Inputs of the encoder, ``decoder_input_ids``, and ``labels``, which are shifted by one piece.
+
+    A side has at most ``max_length`` pieces, including special tokens.
     """
-
-    tokenizer: PreTrainedTokenizerBase
-    pieces: TargetPieces
-    max_length: int
-
-    def __call__(self, rows: Sequence[Mapping[str, str]]) -> dict[str, Tensor]:
-        """Inputs of the encoder, ``decoder_input_ids``, and ``labels``, which are shifted by one piece."""
-        tokenize = padded(self.tokenizer, self.max_length)
-        source, target = (tokenize([row[side] for row in rows]) for side in ("source", "target"))
-        ids_bt = self.pieces.encode(target["input_ids"])
-        labels_bt = ids_bt.masked_fill(target["attention_mask"] == 0, IGNORED)
-        decoder = {"decoder_input_ids": ids_bt[:, :-1], "decoder_attention_mask": target["attention_mask"][:, :-1]}
-        return {**source, **decoder, "labels": labels_bt[:, 1:]}
+    tokenize = padded(tokenizer, max_length)
+    source, target = (tokenize([row[side] for row in rows]) for side in ("source", "target"))
+    ids_bt = pieces.encode(target["input_ids"])
+    labels_bt = ids_bt.masked_fill(target["attention_mask"] == 0, IGNORED)
+    decoder = {"decoder_input_ids": ids_bt[:, :-1], "decoder_attention_mask": target["attention_mask"][:, :-1]}
+    return {**source, **decoder, "labels": labels_bt[:, 1:]}
 
 
 def make_translator(
@@ -291,7 +286,7 @@ def _train_and_translate(
         model=model,
         args=replace(arguments, eval_strategy="no", save_total_limit=options.average_checkpoints),
         train_dataset=train,
-        data_collator=TranslationCollator(tokenizer, pieces, options.max_length),
+        data_collator=partial(collate_translations, tokenizer, pieces, options.max_length),
     )
     trainer.train_or_resume()
     if arguments.process_index != 0:
