@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import langcodes
 import mteb
@@ -38,10 +38,11 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts, encoder_settings, resolve_prompt
 from metaphrase.evaluation.result import Measurement, Result, mean_of
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.exceptions import DataError
+from metaphrase.io.arguments import checked
 from metaphrase.io.digests import file_sha256, model_hash
 from metaphrase.io.environment import versions
 from metaphrase.io.files import replace_text
@@ -220,16 +221,14 @@ class MTEBEncoder(AbsEncoder):
         return embeddings_nh
 
 
+@checked
 def evaluate_mteb(
     model: SentenceTransformer,
     tasks: Sequence[AbsTask],
     folder: str | Path,
     *,
     name: str,
-    prompt: str | None = None,
-    batch_size: int = 32,
-    show_progress: bool = False,
-    encode: Encode | None = None,
+    **encoding: Unpack[EncodingOptions],
 ) -> dict[str, Result]:
     """Run MTEB tasks, except those with cached results.
 
@@ -238,10 +237,7 @@ def evaluate_mteb(
         tasks: From `get_tasks`, `bitext_task` or ``mteb.get_tasks``.
         folder: Folder of the cached results, in the format of MTEB's ``ResultCache``.
         name: Name of the model.
-        prompt: See `MTEBEncoder`.
-        batch_size: Sentences per forward pass.
-        show_progress: Show a progress bar while encoding.
-        encode: Replaces ``model.encode``, with its signature.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`, and `MTEBEncoder` for the prompt ``"auto"``.
 
     Returns:
         The result of each task, by name. The languages of a task with several splits are ``de (dev)`` and ``de (test)``;
@@ -251,17 +247,18 @@ def evaluate_mteb(
         OSError: The data of a task cannot be read from the Hub.
     """
     cache = mteb.ResultCache(folder)
+    prompt, batch_size = encoding.get("prompt"), encoding.get("batch_size", 32)
     meta = model_meta(model, name, prompt)
     # The console keeps the current stderr, because the output of MTEB is discarded below.
     console = Console(file=sys.stderr)
-    encoder = MTEBEncoder(model, meta, prompt=prompt, encode=encode)
+    encoder = MTEBEncoder(model, meta, prompt=prompt, encode=encoding.get("encode"))
     results: dict[str, Result] = {}
     for task in tasks:
         start = time.perf_counter()
         path = cache.get_task_result_path(task.metadata.name, meta)
         # MTEB draws many progress bars, warns of superseded data sets, and copies tensors.
         with (
-            progress_bars(show_progress, console) as encoder.begin,
+            progress_bars(encoding.get("show_progress", False), console) as encoder.begin,
             warnings.catch_warnings(),
             redirect_stderr(io.StringIO()),
         ):
