@@ -306,8 +306,8 @@ def _embed(
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Embed questions and passages, each with their prompt."""
     prompts = (resolve_prompt(model, encoding.get("prompt"), use) for use in ("question", "passage"))
-    asked, told = (EncodingOptions(**{**encoding, "prompt": prompt}) for prompt in prompts)
-    return list(embed_sides(model, questions, **asked)), list(embed_sides(model, passages, **told))
+    for_questions, for_passages = (EncodingOptions(**{**encoding, "prompt": prompt}) for prompt in prompts)
+    return list(embed_sides(model, questions, **for_questions)), list(embed_sides(model, passages, **for_passages))
 
 
 def _prompt_settings(model: Any, **encoding: Unpack[EncodingOptions]) -> dict[str, Any]:

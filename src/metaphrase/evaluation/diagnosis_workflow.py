@@ -118,9 +118,9 @@ def _combined(findings: Sequence[Finding], diagnosis: Diagnosis) -> list[Finding
     """The findings of the text and of the model, which may both tell whether the sides are shifted."""
     shifted = {finding.language for finding in findings if finding.code == "shifted-sides"}
     more = [f for f in diagnosis.findings if not (f.code == "shifted-sides" and f.language in shifted)]
-    told = {finding.language for finding in more if finding.code == "shifted-sides"}
-    told |= {language for language, facts in diagnosis.languages.items() if facts["closer"] >= FIT}
-    known = [f for f in findings if not (f.code == "shift-not-checked" and f.language in told)]
+    checked_by_model = {finding.language for finding in more if finding.code == "shifted-sides"}
+    checked_by_model |= {language for language, facts in diagnosis.languages.items() if facts["closer"] >= FIT}
+    known = [f for f in findings if not (f.code == "shift-not-checked" and f.language in checked_by_model)]
     return by_severity([*known, *more])
 
 

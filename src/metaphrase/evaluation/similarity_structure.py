@@ -1,7 +1,7 @@
 """Similarity structure: whether a changed encoder still orders the similarities within a language as the original does.
 
 The measure is the rank correlation between the two encoders' pairwise cosines of monolingual sentences: 100 if each pair of
-sentences keeps its rank, whatever happens between languages. It needs no labels.
+sentences keeps its rank, regardless of similarities between languages. It needs no labels.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def folders(data: Path | None) -> list[Path]:
 
 
 def folder_name(folder: Path) -> str:
-    """Name of a folder as it was given, also of ``.`` and ``..``; that of a link is the link's own."""
+    """Name of a folder as it was given, also of ``.`` and ``..``; of a link, the name of the link."""
     return folder.name if folder.name not in ("", "..") else folder.resolve().name
 
 

@@ -122,7 +122,7 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
     if data is not None and any(data.glob("*-en.*tsv*")):
         tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))
         split = settings.split or ("test" if tested else None)
-        # A sample has languages of its own, and a folder may lack some of them.
+        # The languages of a sample are fixed, and a folder may lack some of them.
         files = parallel_files(data, settings.languages if settings.first is None else None, split)
         chosen = {language: files[language] for language in wanted_languages(files, settings)}
         return {folder_name(data): ParallelFolder(data, split, chosen, settings)} if chosen else {}
