@@ -151,11 +151,7 @@ def _measure_retrieval(name: str, tests: ParallelFolder, subject: Subject) -> Re
     settings, sets = subject.settings, tests.read()
     accuracy, margin = (
         evaluate_retrieval(
-            subject.model,
-            sets,
-            text_equality=settings.text_equality,
-            margin_k=margin_k,
-            **subject.options(),
+            subject.model, sets, text_equality=settings.text_equality, margin_k=margin_k, **subject.options()
         )
         for margin_k in (settings.margin_k, XSIM_K)
     )

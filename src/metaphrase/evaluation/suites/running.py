@@ -291,12 +291,8 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
                 before["scores"], results["scores"], resamples=options.resamples, seed=options.seed
             )
             results["baseline"] = before
-        results |= {
-            "suite": options.suite,
-            "versions": versions(),
-            "seconds": round(time.perf_counter() - start, 1),
-        }
-        measured.append(results)
+        seconds = round(time.perf_counter() - start, 1)
+        measured.append(results | {"suite": options.suite, "versions": versions(), "seconds": seconds})
         start = time.perf_counter()
     return measured
 
