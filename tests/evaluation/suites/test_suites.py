@@ -368,7 +368,7 @@ def test_xsim_is_directed(data, subject):
     assert any(asymmetric), "the sets do not tell one direction from the other"
 
 
-def test_a_damaged_test_set_in_a_subfolder_fails(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+def test_a_damaged_test_set_fails(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     """Its results would be missing; the other test sets are still measured."""
     (data / "damaged").mkdir()
     (data / "damaged" / "sw-en.test.tsv").write_text("source\ttarget\nonly one column\n", encoding="utf-8")
@@ -379,6 +379,9 @@ def test_a_damaged_test_set_in_a_subfolder_fails(data, tiny_encoder, tiny_encode
     assert list(found["failed"]) == ["damaged"]
     assert "sw-en.test.tsv" in found["failed"]["damaged"]
     assert "tatoeba" in found["scores"]
+    (part,) = find_benchmarks(data / "damaged", ["retrieval"], SETTINGS)[0]
+    with pytest.raises(ValueError, match=r"Nothing could be measured.*sw-en\.test\.tsv"):
+        measure_all([part], subject, {}, lambda item: None)
 
 
 def test_quotation_marks_can_be_stripped(data, tiny_encoder, tiny_encoder_dir, tmp_path):
