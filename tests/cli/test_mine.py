@@ -13,14 +13,12 @@ from metaphrase.cli import main
 from metaphrase.cli.tables import text_histogram
 from metaphrase.corpus import Corpus, load_corpus
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.mining import filtering, workflow
+from metaphrase.mining import filtering, tasks, workflow
 from metaphrase.mining.margins import Pairs, Threshold
 from metaphrase.mining.options import FilterOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, write_sample
 from metaphrase.mining.resources import estimate_needs
-from metaphrase.mining.search import Rows
 from metaphrase.mining.sentences import Sentences, read_sentences
-from metaphrase.mining.shards import CountedRows
 from tests.conftest import mostly_slow
 from tests.mining.test_search import mine_loop
 from tests.processes import run_python
@@ -450,7 +448,7 @@ def test_filter_goes_on_after_a_failure(encoder, corpus, tmp_path, monkeypatch):
     path, rows = corpus
     output = tmp_path / "scored.tsv"
     with monkeypatch.context() as broken:
-        broken.setattr(filtering, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(tasks, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 130
     embedded = len(encoder.embedded)
     assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 0
@@ -473,16 +471,6 @@ def test_another_order_of_the_files_is_other_work(encoder, corpus, tmp_path, mon
     assert main(["filter", *map(str, files[::-1]), "-o", str(tmp_path / "x.tsv"), *SETTINGS]) == 2
     assert "differs in: inputs" in " ".join(capsys.readouterr().err.split())
     assert main(["filter", *map(str, files), "-o", str(tmp_path / "x.tsv"), *SETTINGS]) == 0
-
-
-def test_rows_are_counted_once_as_they_are_read():
-    rows = np.eye(10, dtype=np.float32)
-    counted: list[int] = []
-    pool = CountedRows(Rows([rows[:4], rows[4:8], rows[8:]]), counted.append)
-    for at in range(3):
-        pool.block(at)
-    assert counted == [4, 4]
-    assert len(pool) == 10
 
 
 def test_the_sample_shows_a_threshold_of_0(encoder, texts, tmp_path):
@@ -525,7 +513,7 @@ def test_another_commit_or_split_of_the_hub_is_other_work(
     at("a" * 40)
     command = ["filter", "hf:me/x", "-o", str(tmp_path / "o.tsv"), *SETTINGS]
     with monkeypatch.context() as broken:
-        broken.setattr(filtering, "search_shards", stop)
+        broken.setattr(tasks, "search_shards", stop)
         assert main(command) == 130
     at(commit)
     assert main([*command, *more]) == 2

@@ -45,14 +45,7 @@ from metaphrase.io.work_folders import MANIFEST
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.search import Rows, faiss
 from metaphrase.mining.sentences import Sentences
-from metaphrase.mining.shards import (
-    INDEX,
-    RECALL,
-    build_index,
-    embed_texts,
-    load_rows,
-    search_shards,
-)
+from metaphrase.mining.shards import INDEX, RECALL, build_index, embed_texts, load_rows, search_shards
 
 TEXTS = ("sentences.txt", "ends.npy", "sentences.json")
 EMBEDDINGS, NEIGHBOURS = "embeddings/*.npy", "neighbours/*.npz"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,6 @@ from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.corpus.writing import is_tsv, write_corpus
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.encoders.prompts import resolve_prompt
-from metaphrase.io.digests import encoder_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
@@ -32,14 +29,8 @@ from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOption
 from metaphrase.mining.output import histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
-from metaphrase.mining.shards import (
-    SIDES,
-    describe_recall,
-    embed_texts,
-    search_shards,
-    work_manifest,
-)
-from metaphrase.mining.tasks import run_tasks
+from metaphrase.mining.shards import SIDES, load_neighbours, load_rows, work_manifest
+from metaphrase.mining.tasks import make_shards
 
 logger = logging.getLogger(__name__)
 
@@ -176,53 +167,36 @@ def score_pairs(
     rows_of: dict[str, list[int]] = {}
     for at, label in enumerate(labels):
         rows_of.setdefault(label, []).append(at)
+    deep = replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
     if engine.storage is None:
-        check_disk(_needs(dataset, rows_of, model, _deep(options, search)), work, note)
-    made = _run_tasks(dataset, rows_of, model, work, options, search, engine, note)
+        check_disk(_needs(dataset, rows_of, model, deep), work, note)
+    made = make_shards(
+        model,
+        (
+            (f"{label}/{side}", distinct_texts([dataset.select(rows)[side]])[0])
+            for label, rows in rows_of.items()
+            for side in SIDES
+        ),
+        {f"{label}/{side}": f"{label}/{other}" for label in rows_of for side, other in _searched(options).items()},
+        work,
+        deep,
+        engine,
+        with_rows=True,
+        finish=partial(filter_corpus, options, search),
+        begin=begin,
+        note=note,
+    )
     if made is None:
         return None
     score_n = np.empty(len(labels))
     negatives = [""] * len(labels)
     with made as folder:
         for label, rows in rows_of.items():
-            sides = {side: list(dataset.select(rows)[side]) for side in SIDES}
-
-            def begin_side(task: str, total: int, label: str = label) -> Callable[[int], None]:
-                return begin(f"{label}: {task}", total)
-
-            score_n[rows], found = _score_language(sides, model, folder / label, options, search, begin_side, note)
+            chosen = dataset.select(rows)
+            score_n[rows], found = _score_language(chosen, folder / label, options, deep, search.k, note)
             for row, texts in zip(rows, found, strict=True):
                 negatives[row] = SEPARATOR.join(texts)
     return score_n, negatives
-
-
-def _run_tasks(
-    dataset: Dataset,
-    rows_of: Mapping[str, Sequence[int]],
-    model: SentenceTransformer,
-    work: Path,
-    options: FilterOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    note: Callable[[str], Any],
-) -> AbstractContextManager[Path] | None:
-    """Make the embeddings and neighbours of all languages in the tasks of an engine."""
-    searched = _searched(options).items()
-    return run_tasks(
-        engine,
-        _deep(options, search),
-        encoder_digest(model, resolve_prompt(model, search.prompt_name)),
-        (
-            (f"{label}/{side}", distinct_texts([dataset.select(rows)[side]])[0])
-            for label, rows in rows_of.items()
-            for side in SIDES
-        ),
-        {f"{label}/{side}": f"{label}/{other}" for label in rows_of for side, other in searched},
-        work,
-        with_rows=True,
-        finish=partial(filter_corpus, options, search),
-        note=note,
-    )
 
 
 def _searched(options: FilterOptions) -> dict[str, str]:
@@ -231,11 +205,6 @@ def _searched(options: FilterOptions) -> dict[str, str]:
     if options.score != "cosine":
         return sides
     return {"source": "target"} if options.negatives else {}
-
-
-def _deep(options: FilterOptions, search: SearchOptions) -> SearchOptions:
-    """The search, with as many neighbours as negatives are chosen from."""
-    return replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
 
 
 def _needs(
@@ -254,35 +223,24 @@ def _needs(
 
 
 def _score_language(
-    texts_of: Mapping[str, Sequence[str]],
-    model: SentenceTransformer,
-    work: Path,
+    dataset: Dataset,
+    folder: Path,
     options: FilterOptions,
     search: SearchOptions,
-    begin: Begin,
+    k: int,
     note: Callable[[str], Any],
 ) -> tuple[NDArray[Any], list[list[str]]]:
     """Scores and negatives of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
-    rows, row_of = {}, []
-    targets: list[str] = []
-    for side, texts in texts_of.items():
-        targets, (row_n,) = distinct_texts([texts])
-        advance = begin(f"embedding {side}s", len(targets))
-        rows[side] = embed_texts(model, targets, work / side / "embeddings", search, advance)
-        row_of.append(row_n)
-    source_n, target_n = row_of
+    _, (source_n,) = distinct_texts([dataset["source"]])
+    targets, (target_n,) = distinct_texts([dataset["target"]])
+    numbers = {"source": source_n, "target": target_n}
+    counts = {side: int(row_n.max()) + 1 for side, row_n in numbers.items()}
+    rows = [load_rows(folder / side / "embeddings", counts[side], search.shard_size) for side in SIDES]
     cosine_n = np.empty(len(source_n), dtype=np.float32)
     for first in range(0, len(cosine_n), search.shard_size):
         chunk = slice(first, first + search.shard_size)
-        vectors = (rows[side].take(row_n[chunk]) for side, row_n in zip(SIDES, row_of, strict=True))
-        cosine_n[chunk] = np.einsum("nh,nh->n", *vectors)
-    k, search = search.k, _deep(options, search)
-    found = {}
-    for side, other in _searched(options).items():
-        advance = begin(f"neighbours of {side}s", len(rows[side]))
-        found[side], share = search_shards(rows[side], rows[other], work / side, search, advance)
-        if share is not None:
-            note(describe_recall(search, share, side))
+        cosine_n[chunk] = np.einsum("nh,nh->n", rows[0].take(source_n[chunk]), rows[1].take(target_n[chunk]))
+    found = {side: load_neighbours(folder / side, counts[side], search, note)[0] for side in _searched(options)}
     negatives: list[list[str]] = [[]] * len(cosine_n)
     if options.negatives:
         negatives = hard_negatives(found["source"], source_n, target_n, cosine_n, targets, options.negatives)

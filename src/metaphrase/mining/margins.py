@@ -17,15 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from metaphrase.io.arguments import Count, checked
 from metaphrase.mining.options import Index, Margin, Retrieval
-from metaphrase.mining.search import (
-    QUERIES,
-    Approximate,
-    Neighbours,
-    Rows,
-    nearest_neighbours,
-    recall,
-    unit_rows,
-)
+from metaphrase.mining.search import QUERIES, Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
 
 logger = logging.getLogger(__name__)
 

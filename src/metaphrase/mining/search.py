@@ -18,6 +18,7 @@ from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.environment import install_command
 from metaphrase.io.files import replacing
+from metaphrase.io.progress import Advance
 from metaphrase.mining.options import Index
 from metaphrase.modeling.functional import check_finite_rows
 
@@ -152,7 +153,9 @@ class Approximate:
         self.index = index
 
     @classmethod
-    def build(cls, pool: Rows, kind: Index, *, probes: int = 16, seed: int = 0) -> Approximate:
+    def build(
+        cls, pool: Rows, kind: Index, *, probes: int = 16, seed: int = 0, advance: Advance = lambda n: None
+    ) -> Approximate:
         """Train an index on a sample of rows, and add all rows.
 
         Args:
@@ -160,6 +163,7 @@ class Approximate:
             kind: ``"ivf"``, cells of which the nearest are searched, or ``"hnsw"``, a graph of neighbours.
             probes: Cells of ``"ivf"`` searched per query; for ``"hnsw"``, ``efSearch`` is four times this number.
             seed: Seed of the sample.
+            advance: Called with the number of newly added rows.
 
         Raises:
             ImportError: faiss is not installed.
@@ -178,6 +182,7 @@ class Approximate:
         index.train(pool.take(np.unique(drawn_n) if n > size else np.arange(n)))
         for at in range(len(pool.blocks)):
             index.add(pool.block(at))
+            advance(len(pool.blocks[at]))
         if kind == "ivf":
             index.nprobe = min(probes, cells)
         else:

@@ -22,7 +22,7 @@ from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError
 from metaphrase.io.digests import encoder_digest
 from metaphrase.io.locks import exclusive
-from metaphrase.io.progress import Advance, Begin
+from metaphrase.io.progress import Advance
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
 from metaphrase.mining.options import SHARD, SearchOptions
 from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
@@ -70,7 +70,7 @@ def encode_shards(
 
 
 def load_rows(folder: Path, count: int, size: int) -> Rows:
-    """Memory-map the embeddings of ``count`` texts, in shards of ``size``, that several tasks made.
+    """Memory-map the embeddings of ``count`` texts, in shards of ``size``.
 
     Raises:
         DataError: A shard is missing or damaged.
@@ -78,13 +78,21 @@ def load_rows(folder: Path, count: int, size: int) -> Rows:
     return Rows(_Mapped([path for path, _ in _load(folder, ".npy", count, size, _read_rows)]))
 
 
-def load_neighbours(folder: Path, count: int, size: int) -> Neighbours:
-    """Read the neighbours of ``count`` texts, in shards of ``size``, that several tasks made.
+def load_neighbours(
+    folder: Path, count: int, search: SearchOptions, note: Callable[[str], Any]
+) -> tuple[Neighbours, float | None]:
+    """Read the neighbours of the ``count`` texts of a side, and the recall of an approximate search.
 
     Raises:
         DataError: A shard is missing or damaged.
     """
-    return _join([shard for _, shard in _load(folder, ".npz", count, size, _read_neighbours)])
+    shards = [shard for _, shard in _load(folder / "neighbours", ".npz", count, search.shard_size, _read_neighbours)]
+    found = Neighbours(*map(np.concatenate, zip(*shards, strict=True)))
+    measured = read_part(folder / RECALL)
+    if measured is None:
+        return found, None
+    note(f"The {search.index} index finds {measured['recall']:.1%} of the {folder.name}s' {search.k} neighbours.")
+    return found, measured["recall"]
 
 
 class _Mapped(Sequence[NDArray[Any]]):
@@ -110,12 +118,6 @@ def _load(
         if shard is None:
             raise DataError(f"{path} is missing or was damaged. Repeat the command: it makes what is missing.")
         yield path, shard
-
-
-def _join(shards: Sequence[Neighbours]) -> Neighbours:
-    return Neighbours(
-        np.concatenate([shard.similarity_qk for shard in shards]), np.concatenate([shard.row_qk for shard in shards])
-    )
 
 
 def _read_rows(count: int, path: Path) -> NDArray[Any]:
@@ -170,76 +172,10 @@ def embed_texts(
         )
 
 
-def search_both(
-    model: SentenceTransformer,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    work: Path,
-    search: SearchOptions,
-    begin: Begin,
-    note: Callable[[str], Any] = logger.info,
-) -> tuple[Neighbours, Neighbours, dict[str, float]]:
-    """Embed both sides and find their neighbours.
-
-    Returns neighbours of the sources and of the targets, and the recall of an approximate search per side.
-    """
-    rows = [
-        embed_texts(model, texts, work / side / "embeddings", search, begin(f"Embedding {side}s", len(texts)))
-        for side, texts in (("source", sources), ("target", targets))
-    ]
-    found, facts = [], {}
-    for side, queries, pool in (("source", rows[0], rows[1]), ("target", rows[1], rows[0])):
-        if search.index != "exact" and not (work / side / INDEX).exists():
-            other = "target" if side == "source" else "source"
-            build_index(pool, work / side, search, begin(f"Index of {other}s", len(pool)))
-        advance = begin(f"Neighbours of {side}s", len(queries))
-        neighbours, share = search_shards(queries, pool, work / side, search, advance)
-        found.append(neighbours)
-        if share is not None:
-            facts[f"{side}_recall"] = round(share, 4)
-            note(describe_recall(search, share, side))
-    return found[0], found[1], facts
-
-
-def load_both(
-    folder: Path, sentences: Mapping[str, int], search: SearchOptions, note: Callable[[str], Any] = logger.info
-) -> tuple[Neighbours, Neighbours, dict[str, float]]:
-    """Read what `search_both` returns, and several tasks made.
-
-    Raises:
-        DataError: A shard is missing or damaged.
-    """
-    found = [load_neighbours(folder / side / "neighbours", sentences[side], search.shard_size) for side in SIDES]
-    recalls = {side: share for side in SIDES if (share := load_recall(folder / side)) is not None}
-    for side, share in recalls.items():
-        note(describe_recall(search, share, side))
-    return found[0], found[1], {f"{side}_recall": round(share, 4) for side, share in recalls.items()}
-
-
-def describe_recall(search: SearchOptions, share: float, side: str) -> str:
-    """The recall of an approximate search as a sentence."""
-    return f"The {search.index} index finds {share:.1%} of the {side}s' {search.k} neighbours."
-
-
-class CountedRows(Rows):
-    """Rows that report how many of them have been read, block by block."""
-
-    def __init__(self, rows: Rows, advance: Advance) -> None:
-        super().__init__(rows.blocks)
-        self.advance = advance
-
-    def block(self, at: int) -> NDArray[np.float32]:
-        """Return a block as float32, and count the one before it."""
-        if at:
-            self.advance(self.size)
-        return super().block(at)
-
-
 def build_index(pool: Rows, folder: Path, search: SearchOptions, advance: Advance = lambda n: None) -> Approximate:
     """Build the approximate index of some rows, and keep it in a folder."""
-    index = Approximate.build(CountedRows(pool, advance), search.index, probes=search.probes)
+    index = Approximate.build(pool, search.index, probes=search.probes, advance=advance)
     index.save(folder / INDEX)
-    advance(len(pool.blocks[-1]))
     return index
 
 
@@ -250,12 +186,13 @@ def search_shards(
     search: SearchOptions,
     advance: Advance = lambda n: None,
     part: slice = ALL,
-) -> tuple[Neighbours, float | None]:
+) -> None:
     """Find the neighbours of rows in a pool, in shards. Existing shards are reused.
 
-    Returns also the recall of an approximate search, whose index is built unless it exists.
+    An approximate search builds its index unless it exists, and measures its recall.
     """
     device = search.search_device or ("cuda" if torch.cuda.is_available() else None)
+    first = folder / "neighbours" / f"{0:06d}.npz"
 
     def exactly(query_qh: NDArray[np.float32]) -> Neighbours:
         return nearest_neighbours(query_qh, pool, search.k, device=device)
@@ -264,31 +201,15 @@ def search_shards(
     def index() -> Approximate:
         return read_kept(folder / INDEX, partial(_read_index, len(pool))) or build_index(pool, folder, search)
 
-    def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
-        return index().search(query_qh, pool, search.k)
-
-    shards = []
     for at in range(len(queries.blocks))[part]:
-        path = folder / "neighbours" / f"{at:06d}.npz"
-        shard = read_kept(path, partial(_read_neighbours, len(queries.blocks[at])))
-        if shard is None:
-            shard = (exactly if search.index == "exact" else approximately)(queries.block(at))
+        path = first.with_name(f"{at:06d}.npz")
+        if read_kept(path, partial(_read_neighbours, len(queries.blocks[at]))) is None:
+            query_qh = queries.block(at)
+            shard = exactly(query_qh) if search.index == "exact" else index().search(query_qh, pool, search.k)
             with write_atomically(path) as file:
                 np.savez(file, similarity=shard.similarity_qk, row=shard.row_qk)
-        shards.append(shard)
         advance(len(queries.blocks[at]))
-    found = _join(shards)
-    if search.index == "exact":
-        return found, None
-    share = load_recall(folder)
-    if share is None and not part.start:  # these are the neighbours of the first shard
+    if search.index != "exact" and not part.start and read_part(folder / RECALL) is None:
         tried_qh = queries.block(0)[:_TRIED]
-        share = recall(found.take(slice(len(tried_qh))), exactly(tried_qh))
-        write_part(folder / RECALL, {"recall": share})
-    return found, share
-
-
-def load_recall(folder: Path) -> float | None:
-    """Read the recall of an approximate search; None if it was exact."""
-    kept = read_part(folder / RECALL)
-    return kept["recall"] if kept else None
+        found = _read_neighbours(len(queries.blocks[0]), first).take(slice(len(tried_qh)))
+        write_part(folder / RECALL, {"recall": recall(found, exactly(tried_qh))})
