@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from itertools import chain
 from typing import Any, NamedTuple
 
 from metaphrase.corpus.codes import bare_language
@@ -74,13 +75,44 @@ def _named_pair(
     return source, target, languages
 
 
-def header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
+def read_table(
+    records: Iterator[tuple[int, list[str] | BadLine]], file: BitextFile, *, needs_header: bool = False
+) -> Iterator[tuple[int, Row | BadLine]]:
+    """Convert numbered lists of values to rows. The first is a header, or a pair unless a header is needed."""
+    first = next(records, None)
+    if first is None:
+        return
+    if isinstance(first[1], BadLine):
+        kind = file.format.upper()
+        raise CorpusError(
+            f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line of a {kind} is its header."
+        )
+    columns = _header_columns(first[1], file)
+    if columns is None:
+        if needs_header:
+            raise CorpusError(
+                f"{file.name}:1: expected a header 'source<TAB>target', found {' '.join(first[1])[:80]!r}."
+            )
+        columns, records = ["source", "target"], chain([first], records)
+
+    def named() -> Iterator[tuple[int, Mapping[str, str] | BadLine]]:
+        for line, values in records:
+            if isinstance(values, BadLine):
+                yield line, values
+            elif len(values) != len(columns):
+                yield line, BadLine("wrong number of columns", f"{len(values)}, not {len(columns)}")
+            else:
+                yield line, dict(zip(columns, values, strict=True))
+
+    yield from read_records(named(), file)
+
+
+def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     """The columns of the first line of a file; None if it is a pair."""
     if find_layout(columns, file) is not None:
         if len(set(columns)) < len(columns):
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
-    kind = file.format.upper()
     if file.columns:
         raise no_columns(file, 1, columns)
     if is_header(columns):
@@ -91,9 +123,9 @@ def header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
         )
     if len(columns) != 2:
         raise CorpusError(
-            f"{file.name}:1: a {kind} without a header has two columns, source and target, but this one has {len(columns)}. "
-            "Add a header such as 'source target source_lang', or name the columns of its header: --source_column and "
-            "--target_column."
+            f"{file.name}:1: a {file.format.upper()} without a header has two columns, source and target, but this one has "
+            f"{len(columns)}. Add a header such as 'source target source_lang', or name the columns of its header: "
+            "--source_column and --target_column."
         )
     return None
 
