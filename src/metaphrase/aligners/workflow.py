@@ -21,6 +21,7 @@ from datasets import Dataset
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.linking import (
+    ADDED,
     AlignmentReport,
     add_alignment,
     align_rows,
@@ -119,7 +120,7 @@ def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[s
 
 #: Lines that are aligned together by an aligner that is not trained on them.
 LINES = 256
-_READ = ("source", "target", "source_lang", "target_lang", "alignment", "alignment_scores", "segmenter")
+_READ = ("source", "target", "source_lang", "target_lang", *ADDED)
 
 
 @dataclass
@@ -222,17 +223,12 @@ def _align_streaming(lines: LineReader, options: AlignOptions, out: BinaryIO) ->
     loaded = load_aligners(options.load, heuristic=options.heuristic) if options.load else None
     aligner = ALIGNERS[options.aligner](**options.settings) if loaded is None else loaded
     report = AlignmentReport(options.aligner if loaded is None else aligner_name(loaded))
+    find = partial(choose_aligner, aligner)
     while rows := list(islice(lines.rows, LINES)):
         columns = lines.columns(rows, options)
         start = time.perf_counter()
-        links = align_rows(
-            columns,
-            partial(choose_aligner, aligner),
-            segmenter=options.segmenter,
-            overwrite=options.overwrite,
-            report=report,
-        )
-        report.seconds += time.perf_counter() - start
+        links, counts = align_rows(columns, find, segmenter=options.segmenter, overwrite=options.overwrite)
+        report.add(counts, time.perf_counter() - start)
         _write_rows(lines, rows, columns | links, options, out)
         out.flush()
     return report
