@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -262,28 +262,20 @@ def _scores(direct: Any, inverse: Any) -> Callable[[str, str], float]:
     return score
 
 
-def _read_facts(folder: Path) -> Mapping[str, Any]:
+def _read_facts(folder: Path) -> dict[str, Any]:
+    path = folder / FILE
+    if not path.exists():
+        raise ModelFileError(f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first.")
     try:
-        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFileError(
-            f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first."
-        ) from None
-    except ValueError as error:
-        raise _damaged(folder, error) from error
-    if not isinstance(facts, dict) or facts.get("format") != "metaphrase.statistical":
-        raise ModelFileError(f"{folder / FILE} does not describe a statistical aligner of this library.")
-    try:
+        facts = dict(json.loads(path.read_text(encoding="utf-8")))
         if wrong := [name for name, kind in _FACTS.items() if not isinstance(facts[name], kind)]:
             raise TypeError(f"{wrong[0]} is {facts[wrong[0]]!r}")
         StatisticalAligner(**facts["settings"])
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise _damaged(folder, error) from error
+        raise ModelFileError(
+            f"{path} is damaged, or is another kind of file ({type(error).__name__}: {error}). Train the aligner again."
+        ) from error
     return facts
-
-
-def _damaged(folder: Path, error: Exception) -> ModelFileError:
-    return ModelFileError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}). Train the aligner again.")
 
 
 def remove_aligner(folder: Path) -> None:

@@ -93,59 +93,46 @@ def filter_corpus(
     options.check()
     engine.check()
     check_device(search.search_device, here=engine.executor is None)
-    with work_folder_of(options.output) as work:
-        return _filter(options, search, engine, work, begin, note)
-
-
-def _filter(
-    options: FilterOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    work: Path,
-    begin: Begin,
-    note: Callable[[str], Any],
-) -> FilterResult | None:
-    """Filter with a work folder that no other process uses."""
     start = time.perf_counter()
-    corpus = options.load_bitext(options.corpus)
-    dataset = corpus.dataset
-    assert isinstance(dataset, Dataset)
-    model = load_encoder(search.model, max_length=search.max_length)
-    output, summary = options.outputs
-    # A data set of the Hub has a commit instead of a digest.
-    inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
-    names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
-    # As a list: the order of the files is that of the embeddings.
-    loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
-    loaded["deep"] = options.negatives > 0
-    open_work_folder(work, work_manifest(model, search, loaded))
-    scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
-    if scored is None:
-        return None
-    score_n, negatives = scored
-    if options.negatives:
-        dataset = dataset.remove_columns([name for name in ("negatives",) if name in dataset.column_names])
-        dataset = dataset.add_column("negatives", negatives, feature=Value("string"))
-
-    kept_n = np.argsort(-score_n, kind="stable")[: options.top]
-    kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
-    dataset = add_scores(dataset, score_n, as_string=is_tsv(output))
-    write_corpus(dataset.select(kept_n), output)
-    facts = {
-        "output": output.name,
-        "inputs": inputs,
-        "pairs": len(score_n),
-        "kept": len(kept_n),
-        "threshold": options.threshold,
-        "histogram": histogram(score_n),
-        "settings": {**asdict(search), "score": options.score, "margin": options.margin, "top": options.top}
-        | {"negatives": options.negatives},
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-    write_json(summary, facts)
-    clear_work_folder(work)
-    return FilterResult(score_n, kept_n, facts, (output, summary))
+    with work_folder_of(options.output) as work:
+        corpus = options.load_bitext(options.corpus)
+        dataset = corpus.dataset
+        assert isinstance(dataset, Dataset)
+        model = load_encoder(search.model, max_length=search.max_length)
+        output, summary = options.outputs
+        # A data set of the Hub has a commit instead of a digest.
+        inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
+        names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
+        # As a list: the order of the files is that of the embeddings.
+        loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
+        loaded["deep"] = options.negatives > 0
+        open_work_folder(work, work_manifest(model, search, loaded))
+        scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
+        if scored is None:
+            return None
+        score_n, negatives = scored
+        if options.negatives:
+            dataset = dataset.remove_columns([name for name in ("negatives",) if name in dataset.column_names])
+            dataset = dataset.add_column("negatives", negatives, feature=Value("string"))
+        kept_n = np.argsort(-score_n, kind="stable")[: options.top]
+        kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
+        dataset = add_scores(dataset, score_n, as_string=is_tsv(output))
+        write_corpus(dataset.select(kept_n), output)
+        facts = {
+            "output": output.name,
+            "inputs": inputs,
+            "pairs": len(score_n),
+            "kept": len(kept_n),
+            "threshold": options.threshold,
+            "histogram": histogram(score_n),
+            "settings": asdict(search)
+            | {name: getattr(options, name) for name in ("score", "margin", "top", "negatives")},
+            "versions": versions(),
+            "seconds": round(time.perf_counter() - start, 2),
+        }
+        write_json(summary, facts)
+        clear_work_folder(work)
+        return FilterResult(score_n, kept_n, facts, (output, summary))
 
 
 def score_pairs(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,103 +94,93 @@ def mine_files(
     check_device(search.search_device, here=engine.executor is None)
     if threshold == "auto" and search.k < 2:
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
-    with work_folder_of(options.output) as work:
-        return _mine(options, search, engine, threshold, work, begin, note)
-
-
-def _mine(
-    options: MiningOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    threshold: float | Literal["auto"] | None,
-    work: Path,
-    begin: Begin,
-    note: Callable[[str], Any],
-) -> MiningResult | None:
-    """Mine with a work folder that no other process uses."""
     start = time.perf_counter()
-    languages = options.languages
-    output, summary, sample, picture = options.outputs
-    inputs = [(options.source, options.source_column), (options.target, options.target_column)]
-    read = [partial(read_sentences, path, column) for path, column in inputs]
-    for side, text in zip(SIDES, read, strict=True):
-        check_text(side, text)
-    pins = [PinnedFile.of(path) for path, _ in inputs]
-    model = load_encoder(search.model, max_length=search.max_length)
-    files = [
-        {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
-    ]
-    open_work_folder(work, work_manifest(model, search, {"inputs": files}))
-    with unchanged(pins):
-        sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
-    note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
-    size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
-    if engine.storage is None:
-        check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
-    texts = {"source": sources, "target": targets}
-    made = make_shards(
-        model,
-        texts.items(),
-        {"source": "target", "target": "source"},
-        work,
-        search,
-        engine,
-        with_rows=False,
-        finish=partial(mine_files, options, search),
-        begin=begin,
-        note=note,
-    )
-    if made is None:
-        return None
-    with made as folder:
-        found, recalls = zip(
-            *(load_neighbours(folder / side, len(texts[side]), search, note) for side in SIDES), strict=True
+    with work_folder_of(options.output) as work:
+        languages = options.languages
+        output, summary, sample, picture = options.outputs
+        inputs = [(options.source, options.source_column), (options.target, options.target_column)]
+        read = [partial(read_sentences, path, column) for path, column in inputs]
+        for side, text in zip(SIDES, read, strict=True):
+            check_text(side, text)
+        pins = [PinnedFile.of(path) for path, _ in inputs]
+        model = load_encoder(search.model, max_length=search.max_length)
+        files = [
+            {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
+        ]
+        open_work_folder(work, work_manifest(model, search, {"inputs": files}))
+        with unchanged(pins):
+            sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
+        note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
+        size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
+        if engine.storage is None:
+            check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
+        texts = {"source": sources, "target": targets}
+        made = make_shards(
+            model,
+            texts.items(),
+            dict(zip(SIDES, SIDES[::-1], strict=True)),
+            work,
+            search,
+            engine,
+            with_rows=False,
+            finish=partial(mine_files, options, search),
+            begin=begin,
+            note=note,
         )
-    how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
-    pairs = select_pairs(*found, **how)
-    candidates = len(pairs.score_c)
-    suggestion, wrong_d = suggest_threshold(pairs, *found, **how)
-    suggested = None if suggestion is None else suggestion.threshold
-    if not options.copies:
-        pairs = pairs.take(~_are_copies(pairs, sources, targets))
-    if threshold == "auto":
-        threshold = _suggested(suggestion)
-    kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
-    kept = kept.take(slice(options.top))
-    write_scored_pairs(kept, sources, targets, languages, output, work)
-    facts = {
-        "output": output.name,
-        "pairs": len(kept.score_c),
-        "candidates": candidates,
-        "copies_dropped": candidates - len(pairs.score_c),
-        "threshold": threshold,
-        "suggested_threshold": suggested,
-        "expected": suggestion
-        and {name: round(getattr(suggestion, name), 3) for name in ("precision", "recall", "f1")},
-        "quantiles": quantiles(pairs.score_c),
-        "histogram": histogram(pairs.score_c),
-        **{
-            side: {"lang": language, "file": Path(path).name, **file, **texts[side].facts}
-            for side, language, (path, _), file in zip(SIDES, languages, inputs, files, strict=True)
-        },
-        "settings": {
-            **asdict(search),
-            "prompt": resolve_prompt(model, search.prompt_name),
-            "margin": options.margin,
-            "retrieval": options.retrieval,
-            "top": options.top,
-            **{f"{side}_recall": round(one, 4) for side, one in zip(SIDES, recalls, strict=True) if one is not None},
-        },
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-    written = [output, write_json(summary, facts)]
-    around = suggested if threshold is None else threshold
-    written.append(write_sample(pairs, sources, targets, around, sample))
-    written += draw_histogram(pairs, wrong_d, threshold, suggested, picture)
-    if not options.keep_work:
-        clear_work_folder(work)
-    return MiningResult(pairs, kept, threshold, suggestion, facts, tuple(written), work if options.keep_work else None)
+        if made is None:
+            return None
+        with made as folder:
+            found, recalls = {}, {}
+            for side in SIDES:
+                found[side], recall = load_neighbours(folder / side, len(texts[side]), search, note)
+                recalls |= {} if recall is None else {f"{side}_recall": round(recall, 4)}
+        how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
+        pairs = select_pairs(*found.values(), **how)
+        candidates = len(pairs.score_c)
+        suggestion, wrong_d = suggest_threshold(pairs, *found.values(), **how)
+        suggested = None if suggestion is None else suggestion.threshold
+        if not options.copies:
+            pairs = pairs.take(~_are_copies(pairs, sources, targets))
+        if threshold == "auto":
+            threshold = _suggested(suggestion)
+        kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
+        kept = kept.take(slice(options.top))
+        write_scored_pairs(kept, sources, targets, languages, output, work)
+        facts = {
+            "output": output.name,
+            "pairs": len(kept.score_c),
+            "candidates": candidates,
+            "copies_dropped": candidates - len(pairs.score_c),
+            "threshold": threshold,
+            "suggested_threshold": suggested,
+            "expected": suggestion
+            and {name: round(getattr(suggestion, name), 3) for name in ("precision", "recall", "f1")},
+            "quantiles": quantiles(pairs.score_c),
+            "histogram": histogram(pairs.score_c),
+            **{
+                side: {"lang": language, "file": Path(path).name, **file, **texts[side].facts}
+                for side, language, (path, _), file in zip(SIDES, languages, inputs, files, strict=True)
+            },
+            "settings": {
+                **asdict(search),
+                "prompt": resolve_prompt(model, search.prompt_name),
+                "margin": options.margin,
+                "retrieval": options.retrieval,
+                "top": options.top,
+                **recalls,
+            },
+            "versions": versions(),
+            "seconds": round(time.perf_counter() - start, 2),
+        }
+        written = [output, write_json(summary, facts)]
+        around = suggested if threshold is None else threshold
+        written.append(write_sample(pairs, sources, targets, around, sample))
+        written += draw_histogram(pairs, wrong_d, threshold, suggested, picture)
+        if not options.keep_work:
+            clear_work_folder(work)
+        return MiningResult(
+            pairs, kept, threshold, suggestion, facts, tuple(written), work if options.keep_work else None
+        )
 
 
 def _suggested(suggestion: Threshold | None) -> float:
