@@ -83,10 +83,7 @@ def read_table(
     if first is None:
         return
     if isinstance(first[1], BadLine):
-        kind = file.format.upper()
-        raise CorpusError(
-            f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line of a {kind} is its header."
-        )
+        raise CorpusError(f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line is the header.")
     columns = _header_columns(first[1], file)
     if columns is None:
         if needs_header:
@@ -109,28 +106,23 @@ def read_table(
 
 def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     """The columns of the first line of a file; None if it is a pair."""
+    kind = file.format.upper()
     if find_layout(columns, file) is not None:
         if len(set(columns)) < len(columns):
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
-    if file.columns:
-        raise no_columns(file, 1, columns)
-    if is_header(columns):
-        raise CorpusError(
-            f"{file.name}:1: the header must name the columns of both sides, 'source' and 'target' or two language codes, "
-            f"without quotation marks, but it is: {excerpt(', '.join(columns))}. Rename them, or pass --source_column and "
-            "--target_column."
-        )
+    if file.columns or is_header(columns):
+        raise _no_columns(file, 1, columns)
     if len(columns) != 2:
         raise CorpusError(
-            f"{file.name}:1: a {file.format.upper()} without a header has two columns, source and target, but this one has "
-            f"{len(columns)}. Add a header such as 'source target source_lang', or name the columns of its header: "
-            "--source_column and --target_column."
+            f"{file.name}:1: a {kind} without a header has two columns, source and target, but this one has {len(columns)}. "
+            "Add a header such as 'source target source_lang', or name the columns of its header: --source_column and "
+            "--target_column."
         )
     return None
 
 
-def no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusError:
+def _no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusError:
     """The error for a file without the columns of a pair."""
     wanted = f"'source' and 'target' (or two language codes, one of them {file.into!r})"
     wanted = " and ".join(map(repr, file.columns)) if file.columns else wanted
@@ -180,7 +172,7 @@ def read_records(
                 yield line, BadLine("repeated key", str(error))
                 continue
             if layout is None:
-                raise no_columns(file, line, record)
+                raise _no_columns(file, line, record)
         yield line, _row(record, layout)
 
 

@@ -22,7 +22,7 @@ _Line = tuple[int, str | BadLine]
 
 
 def read_csv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
-    """Read a CSV file (RFC 4180), with a header, or with two columns and no header; its header tells the delimiter."""
+    """Read a CSV file (RFC 4180), with a header, or with two columns and no header; the header shows the delimiter."""
     lines: Iterator[_Line] = read_lines(file.paths[0], max_chars, file.max_expansion)
     limit = max_line_bytes(max_chars)
     first = next(lines, None)
