@@ -13,7 +13,7 @@ from metaphrase.cli import main
 from metaphrase.cli.tables import text_histogram
 from metaphrase.corpus import Corpus, load_corpus
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.mining import filtering, tasks, workflow
+from metaphrase.mining import filtering, shards, workflow
 from metaphrase.mining.margins import Pairs, Threshold
 from metaphrase.mining.options import FilterOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, write_sample
@@ -263,7 +263,7 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
         (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "does not exist"),
         (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The 2 lines of the source contain no sentences"),
         (["{d}/text.txt", "{en}", "-o", "{d}/x.tsv"], "pass --source_lang"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number or 'auto'"),
+        (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number that is finite or 'auto'"),
         (
             ["{de}", "{en}", "-o", "{d}/x.tsv", "--k", "0"],
             "--k must be a whole number from 1 to 2,147,483,647, but is 0",
@@ -448,7 +448,7 @@ def test_filter_goes_on_after_a_failure(encoder, corpus, tmp_path, monkeypatch):
     path, rows = corpus
     output = tmp_path / "scored.tsv"
     with monkeypatch.context() as broken:
-        broken.setattr(tasks, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(shards, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 130
     embedded = len(encoder.embedded)
     assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 0
@@ -513,7 +513,7 @@ def test_another_commit_or_split_of_the_hub_is_other_work(
     at("a" * 40)
     command = ["filter", "hf:me/x", "-o", str(tmp_path / "o.tsv"), *SETTINGS]
     with monkeypatch.context() as broken:
-        broken.setattr(tasks, "search_shards", stop)
+        broken.setattr(shards, "search_shards", stop)
         assert main(command) == 130
     at(commit)
     assert main([*command, *more]) == 2

@@ -19,8 +19,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import load_rows, work_manifest
-from metaphrase.mining.tasks import make_shards
+from metaphrase.mining.shards import load_rows, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 

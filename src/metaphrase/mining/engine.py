@@ -216,24 +216,10 @@ def run_stages(
 ) -> AbstractContextManager[Path] | None:
     """Run the stages that have files; what is in the storage already is reused.
 
-    Args:
-        engine: The executor and its options.
-        work: What every task needs.
-        texts: Folder with the sentences and their manifest.
-        with_rows: The result has the embeddings, too.
-        finish: Called by the last Slurm job.
-        note: Receives remarks: the number of tasks, and where their logs are.
+    ``texts`` is the folder with the sentences and their manifest; the other arguments are those of `make_shards`.
 
-    Returns:
-        A context with a folder of the neighbours, and the recall of an approximate search; None if the stages were submitted
-        to Slurm.
-
-    Raises:
-        DataMismatchError: The storage holds the work of another command.
-        DataError: A file of the storage is missing or damaged.
-        StorageError: The storage cannot be written.
-        WorkerError: Some tasks failed repeatedly.
-        UsageError: The executor does not accept its arguments, Slurm not the job, or the storage requires another package.
+    Returns a context with a folder of the neighbours, the recall of an approximate search and, ``with_rows``, the
+    embeddings; None if the stages were submitted to Slurm.
     """
     try:
         storage = get_datafolder(work.storage)
@@ -398,7 +384,7 @@ def _changes(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _copy_texts(texts: Path, storage: DataFolder, sides: Iterable[str]) -> None:
-    """Put the sentences into a storage of another place, where it lacks them."""
+    """Copy the sentences to a storage elsewhere, unless they are already there."""
     if storage.is_local() and Path(storage.resolve_paths("")) == texts.resolve():
         return
     is_kept = storage.isfile(MANIFEST)

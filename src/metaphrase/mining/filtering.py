@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,7 @@ from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOption
 from metaphrase.mining.output import histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
-from metaphrase.mining.shards import SIDES, load_neighbours, load_rows, work_manifest
-from metaphrase.mining.tasks import make_shards
+from metaphrase.mining.shards import SIDES, load_neighbours, load_rows, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -107,13 +106,35 @@ def filter_corpus(
         loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
         loaded["deep"] = options.negatives > 0
         open_work_folder(work, work_manifest(model, search, loaded))
-        scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
-        if scored is None:
+        rows_of = _rows_by_languages(dataset)
+        parts = {label: dataset.select(rows) for label, rows in rows_of.items()}
+        deep = replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
+        if engine.storage is None:
+            check_disk(_needs(parts.values(), model, deep), work, note)
+        made = make_shards(
+            model,
+            ((f"{label}/{side}", distinct_texts([part[side]])[0]) for label, part in parts.items() for side in SIDES),
+            {f"{label}/{side}": f"{label}/{other}" for label in parts for side, other in _searched(options).items()},
+            work,
+            deep,
+            engine,
+            with_rows=True,
+            finish=partial(filter_corpus, options, search),
+            begin=begin,
+            note=note,
+        )
+        if made is None:
             return None
-        score_n, negatives = scored
+        score_n, negatives = np.empty(len(dataset)), np.full(len(dataset), "", dtype=object)
+        with made as folder:
+            for label, rows in rows_of.items():
+                score_n[rows], negatives[rows] = _score_language(
+                    parts[label], folder / label, options, deep, search.k, note
+                )
         if options.negatives:
-            dataset = dataset.remove_columns([name for name in ("negatives",) if name in dataset.column_names])
-            dataset = dataset.add_column("negatives", negatives, feature=Value("string"))
+            if "negatives" in dataset.column_names:
+                dataset = dataset.remove_columns("negatives")
+            dataset = dataset.add_column("negatives", negatives.tolist(), feature=Value("string"))
         kept_n = np.argsort(-score_n, kind="stable")[: options.top]
         kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
         dataset = add_scores(dataset, score_n, as_string=is_tsv(output))
@@ -135,55 +156,12 @@ def filter_corpus(
         return FilterResult(score_n, kept_n, facts, (output, summary))
 
 
-def score_pairs(
-    dataset: Dataset,
-    model: SentenceTransformer,
-    work: Path,
-    options: FilterOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    *,
-    begin: Begin = no_progress,
-    note: Callable[[str], Any] = logger.info,
-) -> tuple[NDArray[np.float64], list[str]] | None:
-    """Score every pair, and find its hard negatives; neighbours are searched among the pairs of the same languages.
-
-    Returns None if Slurm jobs were submitted.
-    """
-    labels = [language_pair(*codes) for codes in zip(dataset["source_lang"], dataset["target_lang"], strict=True)]
-    rows_of: dict[str, list[int]] = {}
-    for at, label in enumerate(labels):
-        rows_of.setdefault(label, []).append(at)
-    deep = replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
-    if engine.storage is None:
-        check_disk(_needs(dataset, rows_of, model, deep), work, note)
-    made = make_shards(
-        model,
-        (
-            (f"{label}/{side}", distinct_texts([dataset.select(rows)[side]])[0])
-            for label, rows in rows_of.items()
-            for side in SIDES
-        ),
-        {f"{label}/{side}": f"{label}/{other}" for label in rows_of for side, other in _searched(options).items()},
-        work,
-        deep,
-        engine,
-        with_rows=True,
-        finish=partial(filter_corpus, options, search),
-        begin=begin,
-        note=note,
-    )
-    if made is None:
-        return None
-    score_n = np.empty(len(labels))
-    negatives = [""] * len(labels)
-    with made as folder:
-        for label, rows in rows_of.items():
-            chosen = dataset.select(rows)
-            score_n[rows], found = _score_language(chosen, folder / label, options, deep, search.k, note)
-            for row, texts in zip(rows, found, strict=True):
-                negatives[row] = SEPARATOR.join(texts)
-    return score_n, negatives
+def _rows_by_languages(dataset: Dataset) -> dict[str, list[int]]:
+    """The row numbers of each pair of languages."""
+    rows: dict[str, list[int]] = {}
+    for at, codes in enumerate(zip(dataset["source_lang"], dataset["target_lang"], strict=True)):
+        rows.setdefault(language_pair(*codes), []).append(at)
+    return rows
 
 
 def _searched(options: FilterOptions) -> dict[str, str]:
@@ -194,14 +172,11 @@ def _searched(options: FilterOptions) -> dict[str, str]:
     return {"source": "target"} if options.negatives else {}
 
 
-def _needs(
-    dataset: Dataset, rows_of: Mapping[str, Sequence[int]], model: SentenceTransformer, search: SearchOptions
-) -> dict[str, int]:
+def _needs(parts: Iterable[Dataset], model: SentenceTransformer, search: SearchOptions) -> dict[str, int]:
     """Resources for all pairs of languages: the sum of their disk space, and the memory of the largest."""
     disk, memory = 0, 0
-    for rows in rows_of.values():
-        chosen = dataset.select(rows)
-        sides = [set(chosen[column]) for column in ("source", "target")]
+    for part in parts:
+        sides = [set(part[side]) for side in SIDES]
         size = sum(len(text.encode()) for side in sides for text in side)
         needed = estimate_needs(len(sides[0]), len(sides[1]), model, search, size)
         disk += needed["disk"]
@@ -216,7 +191,7 @@ def _score_language(
     search: SearchOptions,
     k: int,
     note: Callable[[str], Any],
-) -> tuple[NDArray[Any], list[list[str]]]:
+) -> tuple[NDArray[Any], list[str]]:
     """Scores and negatives of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
     _, (source_n,) = distinct_texts([dataset["source"]])
     targets, (target_n,) = distinct_texts([dataset["target"]])
@@ -228,9 +203,10 @@ def _score_language(
         chunk = slice(first, first + search.shard_size)
         cosine_n[chunk] = np.einsum("nh,nh->n", rows[0].take(source_n[chunk]), rows[1].take(target_n[chunk]))
     found = {side: load_neighbours(folder / side, counts[side], search, note)[0] for side in _searched(options)}
-    negatives: list[list[str]] = [[]] * len(cosine_n)
+    negatives = [""] * len(cosine_n)
     if options.negatives:
-        negatives = hard_negatives(found["source"], source_n, target_n, cosine_n, targets, options.negatives)
+        near = hard_negatives(found["source"], source_n, target_n, cosine_n, targets, options.negatives)
+        negatives = list(map(SEPARATOR.join, near))
     if options.score == "cosine":
         return cosine_n, negatives
     means = [Neighbours(one.similarity_qk[:, :k], one.row_qk[:, :k]).mean_q for one in found.values()]

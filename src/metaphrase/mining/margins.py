@@ -264,7 +264,7 @@ def suggest_threshold(
     pair that it then enters is wrong. The best pairs are taken as translations and removed, and pairs are selected again.
     The number of wrong pairs follows from the low scores, below the median of these, where nearly all pairs are wrong.
 
-    The estimate is rough, and too good if few sentences have a translation. Inspect pairs on both sides of the threshold.
+    The estimate is rough, and optimistic if few sentences have a translation. Inspect pairs on both sides of the threshold.
 
     Args:
         pairs: What `select_pairs` returned with the other arguments.

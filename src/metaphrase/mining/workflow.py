@@ -28,8 +28,7 @@ from metaphrase.mining.output import draw_histogram, histogram, quantiles, write
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import SIDES, load_neighbours, work_manifest
-from metaphrase.mining.tasks import make_shards
+from metaphrase.mining.shards import SIDES, load_neighbours, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +88,10 @@ def mine_files(
     """
     search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
-    threshold = options.check()
+    options.check()
     engine.check()
     check_device(search.search_device, here=engine.executor is None)
-    if threshold == "auto" and search.k < 2:
+    if options.threshold == "auto" and search.k < 2:
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
     start = time.perf_counter()
     with work_folder_of(options.output) as work:
@@ -118,7 +117,7 @@ def mine_files(
         made = make_shards(
             model,
             texts.items(),
-            dict(zip(SIDES, SIDES[::-1], strict=True)),
+            {"source": "target", "target": "source"},
             work,
             search,
             engine,
@@ -141,8 +140,7 @@ def mine_files(
         suggested = None if suggestion is None else suggestion.threshold
         if not options.copies:
             pairs = pairs.take(~_are_copies(pairs, sources, targets))
-        if threshold == "auto":
-            threshold = _suggested(suggestion)
+        threshold = _suggested(suggestion) if options.threshold == "auto" else options.threshold
         kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
         kept = kept.take(slice(options.top))
         write_scored_pairs(kept, sources, targets, languages, output, work)
