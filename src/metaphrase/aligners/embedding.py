@@ -258,12 +258,8 @@ class EmbeddingAligner(Aligner):
     def word_states(self, sentences: Sequence[Words]) -> list[tuple[list[int], Tensor]]:
         """States of words in the aligner's layer, each the mean over the states of its pieces.
 
-        Args:
-            sentences: The words of each sentence.
-
-        Returns:
-            For each sentence the indices of the words that have states (truncation may remove some), and their states,
-            shape ``(words, hidden)``.
+        Returns for each sentence the indices of the words that have states (truncation may remove some), and their states,
+        shape ``(words, hidden)``.
         """
         self.model.eval()
         with packed(self.model), _up_to(self.model[0].auto_model, self.layer):

@@ -39,19 +39,10 @@ _READ = 10_000
 
 @dataclass
 class LinkCounts:
-    """Counts for a pair of languages.
+    """Counts for a pair of languages: pairs, links, words of each side, and words with a link.
 
-    Attributes:
-        pairs: Pairs of the corpus.
-        kept: Pairs that already had links and kept them.
-        unlinked: Pairs without any link after alignment.
-        too_long: Pairs with a side that is too long for the aligner.
-        tokenised: Pairs in a language without spaces whose words are separated by spaces, which are then the words.
-        links: Links.
-        source_words: Words of the sources.
-        target_words: Words of the targets.
-        source_linked: Words of the sources with a link.
-        target_linked: Words of the targets with a link.
+    Of the pairs, ``kept`` already had links and kept them, ``unlinked`` have no link after alignment, ``too_long`` have a
+    side that is too long for the aligner, and ``tokenised`` are in a language without spaces, but have spaces between words.
     """
 
     pairs: int = 0
@@ -90,14 +81,7 @@ class LinkCounts:
 
 @dataclass
 class AlignmentReport:
-    """Counts and times of an alignment.
-
-    Attributes:
-        aligner: Name of the aligner.
-        counts: The counts of each pair of languages (``"sw-en"``).
-        training_seconds: Training time of the aligners.
-        seconds: Alignment time.
-    """
+    """The counts of each pair of languages (``"sw-en"``), the aligner, and the time of its training and of aligning."""
 
     aligner: str
     counts: dict[str, LinkCounts] = field(default_factory=dict)

@@ -117,14 +117,7 @@ class StatisticalAligner(Aligner):
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def train(self, pairs: Iterable[WordPair], *, show_progress: bool = False) -> StatisticalAligner:
-        """Train on a bitext, and discard earlier training.
-
-        Args:
-            pairs: The words of each source and target; the iterable is read once.
-            show_progress: Show a progress bar on stderr.
-
-        Returns:
-            The aligner itself.
+        """Train on a bitext, which is read once, and discard earlier training. Returns the aligner itself.
 
         Raises:
             ValueError: No pair has words on both sides.
@@ -158,14 +151,9 @@ class StatisticalAligner(Aligner):
         return self
 
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
-        """Align sentence pairs, from the training corpus or not, on all cores.
+        """Align sentence pairs, from the training corpus or not, on all cores; see `Aligner.align`.
 
-        Args:
-            pairs: The words of each source and target. A pair with an empty side, or with a side of more than
-                ``max_words`` words, has no links.
-
-        Returns:
-            One alignment per pair, in input order.
+        A pair with an empty side, or with a side of more than ``max_words`` words, has no links.
 
         Raises:
             ValueError: The aligner is not trained.
@@ -194,10 +182,7 @@ class StatisticalAligner(Aligner):
         return [word_form(word, self.lowercase, self.strip_punctuation) for word in words]
 
     def save(self, folder: str | Path) -> Path:
-        """Write the models and, last, ``aligner.json`` with the settings and the files' hashes.
-
-        Args:
-            folder: The folder; an aligner in it is replaced.
+        """Write the models and, last, ``aligner.json`` with the settings and the files' hashes, over an earlier aligner.
 
         Raises:
             ValueError: The aligner is not trained, or the folder holds files that this library did not write.
@@ -223,11 +208,7 @@ class StatisticalAligner(Aligner):
 
     @classmethod
     def load(cls, folder: str | Path, *, heuristic: str | None = None) -> StatisticalAligner:
-        """Load an aligner.
-
-        Args:
-            folder: A folder that `save` wrote.
-            heuristic: Replaces the heuristic that was saved.
+        """Load an aligner from a folder that `save` wrote, with the heuristic that was saved or another one.
 
         Raises:
             ModelFileError: The folder holds no aligner, or a damaged one.

@@ -166,13 +166,8 @@ def check_languages(
 ) -> list[Finding]:
     """Check the language of each side: swapped sides, another language, lines in another language.
 
-    A language that the classifier does not know results in a warning, unless the sides are swapped.
-
-    Args:
-        pairs: The pairs of one language.
-        target_lang: Language of the targets.
-        lines: Lines of each side that are identified.
-        seed: Seed of the sample of lines.
+    A language that the classifier does not know results in a warning, unless the sides are swapped. The arguments are those
+    of `check_corpus`.
     """
     language = pairs.language
     unknown = [code for code in (language, target_lang) if not knows(code)]
@@ -364,11 +359,8 @@ def check_leakage(
     Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width. Sources are
     searched in the training corpus of the same language, in any script, targets in the targets of all languages.
 
-    Args:
-        train: The training pairs of each language.
-        test: The test pairs of each language.
-        strict: Treat a single such sentence as an error. Otherwise a share above `LEAKAGE` is an error, and a smaller one
-            a warning.
+    A share of such sentences above `LEAKAGE` is an error, and a smaller one a warning; if ``strict``, a single one is an
+    error.
     """
     known_targets = {normalised(text) for pairs in train.values() for text in pairs.targets}
     findings = []

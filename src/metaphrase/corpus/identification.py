@@ -109,12 +109,9 @@ def knows(language: str) -> bool:
 
 
 def identify(texts: Sequence[str], *, lines: int = LINES, seed: int = 0) -> Identification:
-    """Identify the language of texts, by the mean of the classifier's probabilities over a sample.
+    """Identify the language of texts, by the mean of the classifier's probabilities over a sample of ``lines``.
 
-    Args:
-        texts: Lines, mostly in one language. Very short lines are skipped if there are enough others.
-        lines: Size of the sample.
-        seed: Seed of the sample.
+    Very short lines are skipped if there are enough others.
     """
     classifier = _classifier()
     usable = [text for text in texts if any(map(str.isalpha, text))]

@@ -20,14 +20,9 @@ HEADER = ("source", "target", "count", "p_target", "p_source")
 
 
 class Phrase(NamedTuple):
-    """A phrase and its translation.
+    """A phrase and its translation, in lower case, and the number of their occurrences as a pair.
 
-    Attributes:
-        source: Source words in lower case, separated by spaces.
-        target: Target words.
-        n: Number of occurrences of the pair.
-        p_target: Probability of the target given the source.
-        p_source: Probability of the source given the target.
+    ``p_target`` is the probability of the target given the source, ``p_source`` that of the source given the target.
     """
 
     source: str
@@ -52,9 +47,6 @@ class PhraseTable:
     Probabilities are computed per pair of languages; a phrase pair that occurs in several has the largest one. Phrases are
     compared in lower case.
 
-    Args:
-        phrases: The phrase pairs.
-
     Reference: Koehn et al. 2003, "Statistical Phrase-Based Translation", section 2; Koehn 2010, section 5.2.
     """
 
@@ -63,11 +55,9 @@ class PhraseTable:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Words, Words, Iterable[Link]]], *, max_length: int = 7) -> PhraseTable:
-        """Count the phrase pairs of a bitext.
+        """Count the phrase pairs of a bitext: the words of each source and target, and the links between them.
 
-        Args:
-            pairs: The words of each source and target and the links between them.
-            max_length: Maximum number of words of a phrase, on either side.
+        A phrase has at most ``max_length`` words, on either side.
         """
         counts: dict[tuple[str | None, str | None], Counter[tuple[str, str]]] = defaultdict(Counter)
         for source, target, links in pairs:

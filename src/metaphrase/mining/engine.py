@@ -342,10 +342,7 @@ def _prepare_worker(started: Any, devices: Sequence[str]) -> None:
 def staged(storage: DataFolder, patterns: Sequence[str], made: Sequence[str] = ()) -> Iterator[Path]:
     """Copy files of a storage to a temporary folder, and repeat its changes at the end. A local storage is used itself.
 
-    Args:
-        storage: The storage.
-        patterns: Files that must exist.
-        made: Files that are copied if they exist.
+    Files of the ``patterns`` must exist; those of ``made`` are copied if they exist.
 
     Raises:
         DataError: There are no such files.

@@ -221,18 +221,10 @@ def hard_negatives(
     targets: Sequence[str],
     count: int,
 ) -> list[list[str]]:
-    """The targets most similar to each source that are not its translation, nor nearly as similar.
+    """The targets most similar to the source of each pair that are not its translation, nor nearly as similar.
 
-    Args:
-        found: Neighbours of the distinct sources among the distinct targets.
-        source_n: Distinct source of each pair.
-        target_n: Distinct target of each pair.
-        cosine_n: Cosine of each pair.
-        targets: The distinct targets.
-        count: Maximum number of negatives of a pair.
-
-    Returns:
-        The negatives of each pair, the most similar first.
+    ``found`` are the neighbours of the distinct sources among the distinct ``targets``; ``source_n`` and ``target_n`` are
+    their numbers in each pair. Returns up to ``count`` negatives of each pair, the most similar first.
     """
     translations: dict[int, set[int]] = {}
     for source, target in zip(source_n.tolist(), target_n.tolist(), strict=True):

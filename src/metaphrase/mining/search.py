@@ -76,13 +76,9 @@ def _float32(rows_nh: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
-    """Normalise embeddings to float32 rows of length 1.
+    """Normalise embeddings, shape ``(sentences, hidden)``, to float32 rows of length 1. Zero rows stay zero.
 
-    Args:
-        embeddings_nh: Embeddings, shape ``(sentences, hidden)``.
-
-    Returns:
-        The array itself if its rows already have length 1, otherwise a copy. Zero rows stay zero.
+    Returns the array itself if its rows already have length 1, otherwise a copy.
 
     Raises:
         ValueError: The array does not have two dimensions.
@@ -144,9 +140,6 @@ class Approximate:
 
     The index stores one byte per dimension (``SQ8``). Similarities, margins and the order of its results are exact;
     `recall` measures what it misses.
-
-    Args:
-        index: The trained and filled index.
     """
 
     def __init__(self, index: Any) -> None:

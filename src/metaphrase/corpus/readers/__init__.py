@@ -112,13 +112,9 @@ def read_pairs(
 
 
 def read_parallel(path: str | Path) -> list[tuple[str, str]]:
-    """Read a TSV file of parallel sentences in which every line must be valid, such as a test set.
+    """Read a TSV file with the header ``source target …`` in which every line must be valid, such as a test set.
 
-    Args:
-        path: A ``.tsv`` or ``.tsv.gz`` file with the header ``source target …``.
-
-    Returns:
-        ``(source, target)`` of each line; English is the target.
+    Returns ``(source, target)`` of each line; English is the target.
 
     Raises:
         ValueError: The header is missing or a line is malformed; the message names the file and the line.
