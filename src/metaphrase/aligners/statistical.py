@@ -280,13 +280,8 @@ def word_form(word: str, lowercase: bool = True, strip_punctuation: bool = True)
     >>> word_form("«Cat»,"), word_form("..."), word_form("o'clock")
     ('cat', '...', "o'clock")
     """
-    start, end = 0, len(word)
-    if strip_punctuation:
-        while start < end and unicodedata.category(word[start])[0] == "P":
-            start += 1
-        while start < end and unicodedata.category(word[end - 1])[0] == "P":
-            end -= 1
-    form = word[start:end] or word
+    inside = [at for at, character in enumerate(word) if unicodedata.category(character)[0] != "P"]
+    form = word[inside[0] : inside[-1] + 1] if strip_punctuation and inside else word
     if lowercase:
         form = form.lower()
     return form if form not in _RESERVED else f"{form}_"

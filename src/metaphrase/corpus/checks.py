@@ -170,22 +170,17 @@ def check_languages(
     of `check_corpus`.
     """
     language = pairs.language
-    unknown = [code for code in (language, target_lang) if not knows(code)]
-    texts = pairs.sources, pairs.targets
-    found = tuple(identify(side, lines=lines, seed=seed) for side in texts)
-    if swapped := _swapped(pairs, target_lang, found, unknown):
+    found = [identify(side, lines=lines, seed=seed) for side in (pairs.sources, pairs.targets)]
+    if swapped := _swapped(pairs, target_lang, *found):
         return [swapped]
     sides = zip(_SIDES, (language, target_lang), found, strict=True)
     findings = (_check_side(side, expected, language, identified) for side, expected, identified in sides)
     return [finding for finding in findings if finding is not None]
 
 
-def _swapped(
-    pairs: ParallelSet, target_lang: str, found: Sequence[Identification], unknown: Sequence[str]
-) -> Finding | None:
-    source, target = found
-    known = pairs.language not in unknown
-    if target_lang in unknown or target_lang == pairs.language:
+def _swapped(pairs: ParallelSet, target_lang: str, source: Identification, target: Identification) -> Finding | None:
+    known = knows(pairs.language)
+    if not knows(target_lang) or target_lang == pairs.language:
         return None
     if source.share(target_lang) < SURE or target.share(target_lang) > ABSENT:
         return None

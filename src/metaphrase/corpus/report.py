@@ -104,14 +104,8 @@ class CorpusReport:
     def to_dict(self) -> dict[str, Any]:
         """The whole report as plain data."""
         files = [
-            {
-                "file": file,
-                "language": language,
-                "read": counts.read,
-                "kept": counts.kept,
-                "dropped": dict(counts.dropped),
-                "examples": dict(counts.examples),
-            }
+            {"file": file, "language": language, "read": counts.read, "kept": counts.kept}
+            | {"dropped": dict(counts.dropped), "examples": dict(counts.examples)}
             for (file, language), counts in self.counts.items()
         ]
         report: dict[str, Any] = {"read": self.read, "kept": self.kept, "dropped": dict(self.dropped)}

@@ -137,8 +137,8 @@ def filter_corpus(
             dataset = dataset.add_column("negatives", negatives.tolist(), feature=Value("string"))
         kept_n = np.argsort(-score_n, kind="stable")[: options.top]
         kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
-        dataset = add_scores(dataset, score_n, as_string=is_tsv(output))
-        write_corpus(dataset.select(kept_n), output)
+        scores = [f"{score:.6f}" for score in score_n] if is_tsv(output) else score_n.round(6).tolist()
+        write_corpus(dataset.add_column("score", scores).select(kept_n), output)
         facts = {
             "output": output.name,
             "inputs": inputs,
@@ -236,10 +236,3 @@ def hard_negatives(
         kept = [row for row, one in near if row >= 0 and row not in right and one <= MOST_SIMILAR * cosine]
         negatives.append([targets[row] for row in kept[:count]])
     return negatives
-
-
-def add_scores(dataset: Dataset, score_n: NDArray[np.float64], *, as_string: bool) -> Dataset:
-    """Add the column ``score`` to a corpus, as text for a file format without numbers."""
-    if as_string:
-        return dataset.add_column("score", [f"{score:.6f}" for score in score_n], feature=Value("string"))
-    return dataset.add_column("score", score_n.round(6).tolist(), feature=Value("float64"))

@@ -88,8 +88,7 @@ def neighbour_scores(forward: Neighbours, backward: Neighbours, margin: Margin =
     """
     mean_q, other_mean = forward.mean_q, backward.mean_q
     score_qk = margin_score(forward.similarity_qk, mean_q[:, None], other_mean[forward.row_qk], margin)
-    if forward.row_qk.size and forward.row_qk.min() < 0:
-        score_qk[forward.row_qk < 0] = -np.inf
+    score_qk[forward.row_qk < 0] = -np.inf
     return score_qk
 
 

@@ -124,11 +124,9 @@ class Neighbours(NamedTuple):
     @property
     def mean_q(self) -> NDArray[np.float32]:
         """Mean cosine of a query with its neighbours, shape ``(queries,)``."""
-        if self.row_qk.size and self.row_qk.min() < 0:
-            found_qk = self.row_qk >= 0
-            total_q = np.where(found_qk, self.similarity_qk, 0).sum(axis=1)
-            return total_q / np.maximum(found_qk.sum(axis=1), 1, dtype=np.float32)
-        return self.similarity_qk.mean(axis=1)
+        found_qk = self.row_qk >= 0
+        total_q = np.where(found_qk, self.similarity_qk, 0).sum(axis=1)
+        return total_q / np.maximum(found_qk.sum(axis=1), 1, dtype=np.float32)
 
     def take(self, rows: slice) -> Neighbours:
         """Return the neighbours of some queries."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metaphrase.corpus.text import normalised
 from metaphrase.encoders.loading import load_encoder
@@ -139,7 +138,10 @@ def mine_files(
         suggestion, wrong_d = suggest_threshold(pairs, *found.values(), **how)
         suggested = None if suggestion is None else suggestion.threshold
         if not options.copies:
-            pairs = pairs.take(~_are_copies(pairs, sources, targets))
+            rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
+            pairs = pairs.take(
+                np.array([normalised(sources[s]) != normalised(targets[t]) for s, t in rows], dtype=bool)
+            )
         threshold = _suggested(suggestion) if options.threshold == "auto" else options.threshold
         kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
         kept = kept.take(slice(options.top))
@@ -189,18 +191,6 @@ def _suggested(suggestion: Threshold | None) -> float:
             "--threshold; the two texts may have no translations in common, or the encoder may not know the languages."
         )
     return suggestion.threshold
-
-
-def _are_copies(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
-    """Which pairs have the same text on both sides, as `normalised` compares them."""
-    return np.fromiter(
-        (
-            normalised(sources[s]) == normalised(targets[t])
-            for s, t in zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
-        ),
-        dtype=bool,
-        count=len(pairs.score_c),
-    )
 
 
 def _describe(facts: Mapping[str, int]) -> str:
