@@ -55,14 +55,9 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What every task needs.
+    """What every task needs: the storage, the search, the digest of the encoder, and the number of sentences of each side.
 
-    Attributes:
-        storage: Folder or URL of all files.
-        search: The encoder, and how neighbours are searched.
-        encoder: Digest of the encoder and its settings.
-        sentences: Number of sentences of each side.
-        pools: For each side whose neighbours are searched, the side that they are searched in.
+    ``pools`` has, for each side whose neighbours are searched, the side that they are searched in.
     """
 
     storage: str

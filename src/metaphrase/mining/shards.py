@@ -229,20 +229,12 @@ def make_shards(
 ) -> AbstractContextManager[Path] | None:
     """Make the embeddings and neighbours of some texts, unless they are already there.
 
-    Args:
-        model: The encoder.
-        texts: Each side with its distinct, non-empty texts.
-        pools: For each side whose neighbours are searched, the side that they are searched in.
-        work: The work folder, which has a manifest.
-        search: How the texts are embedded, and neighbours searched.
-        engine: The executor and its options.
-        with_rows: The folder of the result has the embeddings, too.
-        finish: Called by the last Slurm job with the options of an engine that finds everything made.
-        begin: Starts a progress bar.
-        note: Receives remarks.
+    ``texts`` are the distinct, non-empty texts of each side; ``pools`` has, for each side whose neighbours are searched, the
+    side that they are searched in. The work folder has a manifest. The last Slurm job calls ``finish`` with the options of an
+    engine that finds everything made.
 
-    Returns:
-        A context with the folder of the shards, a folder for each side; None if the tasks were submitted to Slurm.
+    Returns a context with the folder of the shards, a folder for each side, which has the embeddings, too, if
+    ``with_rows``; None if the tasks were submitted to Slurm.
     """
     if engine.executor is None:
         rows = {

@@ -128,7 +128,7 @@ def mine_files(
         if made is None:
             return None
         with made as folder:
-            found, recalls = {}, {}
+            found, recalls = {}, dict[str, float]()
             for side in SIDES:
                 found[side], recall = load_neighbours(folder / side, len(texts[side]), search, note)
                 recalls |= {} if recall is None else {f"{side}_recall": round(recall, 4)}
