@@ -69,22 +69,14 @@ def encode_shards(
 
 
 def load_rows(folder: Path, count: int, size: int) -> Rows:
-    """Memory-map the embeddings of ``count`` texts, in shards of ``size``.
-
-    Raises:
-        DataError: A shard is missing or damaged.
-    """
+    """Memory-map the embeddings of ``count`` texts, in shards of ``size``; a missing or damaged one is a `DataError`."""
     return Rows(_Mapped([path for path, _ in _load(folder, ".npy", count, size, _read_rows)]))
 
 
 def load_neighbours(
     folder: Path, count: int, search: SearchOptions, note: Callable[[str], Any]
 ) -> tuple[Neighbours, float | None]:
-    """Read the neighbours of the ``count`` texts of a side, and the recall of an approximate search.
-
-    Raises:
-        DataError: A shard is missing or damaged.
-    """
+    """Read the neighbours of the ``count`` texts of a side, as `load_rows` does, and the recall of an approximate search."""
     shards = [shard for _, shard in _load(folder / "neighbours", ".npz", count, search.shard_size, _read_neighbours)]
     found = Neighbours(*map(np.concatenate, zip(*shards, strict=True)))
     measured = read_part(folder / RECALL)
