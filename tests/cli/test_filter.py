@@ -26,7 +26,7 @@ def test_what_it_takes_is_said_before_the_work(tiny_encoder_dir, bitext, tmp_pat
     assert main([*command, "-o", str(tmp_path / "scored.tsv")]) == 0
     error = capsys.readouterr().err
     assert re.search(r"This requires [\d.]+ MB of disk in .* and [\d.]+ MB of memory", " ".join(error.split()))
-    assert error.index("MB of") < error.index("embedding sources")
+    assert error.index("MB of") < error.index("Embedding de-en/sources")
     assert seen == [tuple(len({row[side] for row in bitext}) for side in ("source", "target"))]  # distinct ones
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))

@@ -13,14 +13,12 @@ from metaphrase.cli import main
 from metaphrase.cli.tables import text_histogram
 from metaphrase.corpus import Corpus, load_corpus
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.mining import filtering, workflow
+from metaphrase.mining import filtering, shards, workflow
 from metaphrase.mining.margins import Pairs, Threshold
 from metaphrase.mining.options import FilterOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, write_sample
 from metaphrase.mining.resources import estimate_needs
-from metaphrase.mining.search import Rows
 from metaphrase.mining.sentences import Sentences, read_sentences
-from metaphrase.mining.shards import CountedRows
 from tests.conftest import mostly_slow
 from tests.mining.test_search import mine_loop
 from tests.processes import run_python
@@ -265,7 +263,7 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
         (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "does not exist"),
         (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The 2 lines of the source contain no sentences"),
         (["{d}/text.txt", "{en}", "-o", "{d}/x.tsv"], "pass --source_lang"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number or 'auto'"),
+        (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number that is finite or 'auto'"),
         (
             ["{de}", "{en}", "-o", "{d}/x.tsv", "--k", "0"],
             "--k must be a whole number from 1 to 2,147,483,647, but is 0",
@@ -450,7 +448,7 @@ def test_filter_goes_on_after_a_failure(encoder, corpus, tmp_path, monkeypatch):
     path, rows = corpus
     output = tmp_path / "scored.tsv"
     with monkeypatch.context() as broken:
-        broken.setattr(filtering, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(shards, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 130
     embedded = len(encoder.embedded)
     assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 0
@@ -473,16 +471,6 @@ def test_another_order_of_the_files_is_other_work(encoder, corpus, tmp_path, mon
     assert main(["filter", *map(str, files[::-1]), "-o", str(tmp_path / "x.tsv"), *SETTINGS]) == 2
     assert "differs in: inputs" in " ".join(capsys.readouterr().err.split())
     assert main(["filter", *map(str, files), "-o", str(tmp_path / "x.tsv"), *SETTINGS]) == 0
-
-
-def test_rows_are_counted_once_as_they_are_read():
-    rows = np.eye(10, dtype=np.float32)
-    counted: list[int] = []
-    pool = CountedRows(Rows([rows[:4], rows[4:8], rows[8:]]), counted.append)
-    for at in range(3):
-        pool.block(at)
-    assert counted == [4, 4]
-    assert len(pool) == 10
 
 
 def test_the_sample_shows_a_threshold_of_0(encoder, texts, tmp_path):
@@ -525,7 +513,7 @@ def test_another_commit_or_split_of_the_hub_is_other_work(
     at("a" * 40)
     command = ["filter", "hf:me/x", "-o", str(tmp_path / "o.tsv"), *SETTINGS]
     with monkeypatch.context() as broken:
-        broken.setattr(filtering, "search_shards", stop)
+        broken.setattr(shards, "search_shards", stop)
         assert main(command) == 130
     at(commit)
     assert main([*command, *more]) == 2

@@ -175,7 +175,9 @@ def test_half_precision_rows_are_brought_to_length_one():
 def test_approximate_search_is_ranked_exactly(kind, tmp_path, caplog):
     source, target = (unit_rows(side) for side in random_sides(300, 2000))
     pool = Rows([target[:1500], target[1500:]])
-    index = Approximate.build(pool, kind, probes=8)
+    added: list[int] = []
+    index = Approximate.build(pool, kind, probes=8, advance=added.append)
+    assert sum(added) == len(pool)
     index.save(tmp_path / "index.faiss")
     found = Approximate.load(tmp_path / "index.faiss").search(source, pool, 4)
     cosines = source @ target.T
@@ -413,7 +415,7 @@ from pathlib import Path
 from metaphrase.mining import margins
 from metaphrase.mining.options import SearchOptions
 from metaphrase.mining.resources import estimate_needs
-from metaphrase.mining.shards import encode_shards, search_shards
+from metaphrase.mining.shards import encode_shards, load_neighbours, search_shards
 from metaphrase.mining.workflow import SIDES
 kind, half, folder = sys.argv[1], sys.argv[2] == "half", sys.argv[3]
 n, hidden = 12_000, 256
@@ -435,10 +437,10 @@ for side in rows:
         block.sum()  # its pages are then in the system's cache, and mapped
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
-ways = [
-    search_shards(*sides, Path(folder) / name, encoder, lambda n: None)[0]
-    for name, sides in zip(SIDES, (rows, rows[::-1]))
-]
+ways = []
+for name, sides in zip(SIDES, (rows, rows[::-1])):
+    search_shards(*sides, Path(folder) / name, encoder)
+    ways.append(load_neighbours(Path(folder) / name, n, encoder, str)[0])
 margins.suggest_threshold(margins.select_pairs(*ways), *ways)
 print(status("VmHWM") - before, estimate_needs(n, n, Model(), encoder, 0)["memory"])
 """

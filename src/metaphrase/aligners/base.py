@@ -52,11 +52,4 @@ class Aligner(ABC):
 
     @abstractmethod
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
-        """Align sentence pairs.
-
-        Args:
-            pairs: The words of each source and target; a side may be empty.
-
-        Returns:
-            One alignment per pair, in input order.
-        """
+        """Align sentence pairs, of which a side may be empty. Returns one alignment per pair, in input order."""

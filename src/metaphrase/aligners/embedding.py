@@ -258,12 +258,8 @@ class EmbeddingAligner(Aligner):
     def word_states(self, sentences: Sequence[Words]) -> list[tuple[list[int], Tensor]]:
         """States of words in the aligner's layer, each the mean over the states of its pieces.
 
-        Args:
-            sentences: The words of each sentence.
-
-        Returns:
-            For each sentence the indices of the words that have states (truncation may remove some), and their states,
-            shape ``(words, hidden)``.
+        Returns for each sentence the indices of the words that have states (truncation may remove some), and their states,
+        shape ``(words, hidden)``.
         """
         self.model.eval()
         with packed(self.model), _up_to(self.model[0].auto_model, self.layer):
@@ -364,17 +360,12 @@ def _word_alignment(
 @contextmanager
 def _up_to(encoder: Any, layer: int) -> Iterator[None]:
     """Stop an encoder after a layer if its architecture supports it; otherwise return the states of all layers."""
+    owner, name, value = encoder.config, "output_hidden_states", True
     if encoder.config.model_type in PACKABLE:
-        layers = encoder.encoder.layer
-        encoder.encoder.layer = layers[:layer]
-        try:
-            yield
-        finally:
-            encoder.encoder.layer = layers
-    else:
-        before = encoder.config.output_hidden_states
-        encoder.config.output_hidden_states = True
-        try:
-            yield
-        finally:
-            encoder.config.output_hidden_states = before
+        owner, name, value = encoder.encoder, "layer", encoder.encoder.layer[:layer]
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -39,19 +39,10 @@ _READ = 10_000
 
 @dataclass
 class LinkCounts:
-    """Counts for a pair of languages.
+    """Counts for a pair of languages: pairs, links, words of each side, and words with a link.
 
-    Attributes:
-        pairs: Pairs of the corpus.
-        kept: Pairs that already had links and kept them.
-        unlinked: Pairs without any link after alignment.
-        too_long: Pairs with a side that is too long for the aligner.
-        tokenised: Pairs in a language without spaces whose words are separated by spaces, which are then the words.
-        links: Links.
-        source_words: Words of the sources.
-        target_words: Words of the targets.
-        source_linked: Words of the sources with a link.
-        target_linked: Words of the targets with a link.
+    Of the pairs, ``kept`` already had links and kept them, ``unlinked`` have no link after alignment, ``too_long`` have a
+    side that is too long for the aligner, and ``tokenised`` are in a language without spaces, but have spaces between words.
     """
 
     pairs: int = 0
@@ -68,6 +59,17 @@ class LinkCounts:
     def __add__(self, other: LinkCounts) -> LinkCounts:
         return LinkCounts(*map(add, astuple(self), astuple(other)))
 
+    def count(self, words: WordPair, alignment: str) -> None:
+        """Count a pair and its links."""
+        links = parse_links(alignment)
+        self.pairs += 1
+        self.unlinked += not links
+        self.links += len(links)
+        self.source_words += len(words[0])
+        self.target_words += len(words[1])
+        self.source_linked += len({i for i, _ in links})
+        self.target_linked += len({j for _, j in links})
+
     def facts(self) -> dict[str, Any]:
         """The counts, the shares of words with a link, and the mean number of links per pair."""
         return asdict(self) | {
@@ -79,14 +81,7 @@ class LinkCounts:
 
 @dataclass
 class AlignmentReport:
-    """Counts and times of an alignment.
-
-    Attributes:
-        aligner: Name of the aligner.
-        counts: The counts of each pair of languages (``"sw-en"``).
-        training_seconds: Training time of the aligners.
-        seconds: Alignment time.
-    """
+    """The counts of each pair of languages (``"sw-en"``), the aligner, and the time of its training and of aligning."""
 
     aligner: str
     counts: dict[str, LinkCounts] = field(default_factory=dict)
@@ -114,32 +109,6 @@ class AlignmentReport:
             "pairs_per_second": round(self.pairs_per_second, 1),
             "languages": {languages: counts.facts() for languages, counts in sorted(self.counts.items())},
         }
-
-    def count(
-        self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool, tokenised: bool
-    ) -> None:
-        """Count a pair.
-
-        Args:
-            languages: Its languages, ``"sw-en"``.
-            words: The words of both sides.
-            alignment: Its links.
-            kept: Whether it already had links.
-            too_long: Whether a side is too long for the aligner.
-            tokenised: Whether spaces were used in a language without spaces.
-        """
-        links = parse_links(alignment)
-        counts = self.counts.setdefault(languages, LinkCounts())
-        counts.pairs += 1
-        counts.kept += kept
-        counts.unlinked += not links
-        counts.too_long += too_long
-        counts.tokenised += tokenised
-        counts.links += len(links)
-        counts.source_words += len(words[0])
-        counts.target_words += len(words[1])
-        counts.source_linked += len({i for i, _ in links})
-        counts.target_linked += len({j for _, j in links})
 
     def add(self, counts: Mapping[str, LinkCounts], seconds: float) -> None:
         """Add the counts and the time of a chunk."""
@@ -190,37 +159,36 @@ def add_alignment(
     """
     if not isinstance(dataset, Dataset):
         raise ValueError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
+    if isinstance(aligner, str) and aligner not in ALIGNERS:
+        raise ValueError(f"Unknown aligner {aligner!r}; choose from {', '.join(ALIGNERS)}.")
+    if settings and not isinstance(aligner, str):
+        raise ValueError(f"Settings require an aligner given by name, but got an aligner and {', '.join(settings)}.")
     known = ("source", "target", "source_lang", "target_lang", *ADDED)
     rows = dataset.select_columns([name for name in known if name in dataset.column_names])
-    models = Path(folder) / "models" if folder else None
-    aligners = _Aligners(rows, aligner, segmenter, settings, show_progress, models)
+    name = aligner_name(aligner)
     if chunk_size is None:
-        chunk_size = 10_000 if aligners.statistical else 500
-    report = AlignmentReport(aligners.name)
+        chunk_size = 10_000 if name in STATISTICAL else 500
+    aligners = _Aligners(
+        rows, aligner, segmenter, settings, show_progress, Path(folder) / "models" if folder else None
+    )
+    report = AlignmentReport(name)
     tables = []
     with exclusive(folder) if folder else nullcontext(), progress_bars(show_progress) as begin:
         if folder:
             call = {"segmenter": segmenter, "overwrite": overwrite, "chunk_size": chunk_size, **settings}
-            if isinstance(name := settings.get("model"), str | Path):
-                call["model"] = f"{name} {model_digest(name)}"
-            _check_same_call(Path(folder), {"rows": data_digest(rows), "aligner": aligners.name, **call})
-        advance = begin(f"Aligning with {aligners.name}", len(rows))
+            if isinstance(model := settings.get("model"), str | Path):
+                call["model"] = f"{model} {model_digest(model)}"
+            _check_same_call(Path(folder), {"rows": data_digest(rows), "aligner": name, **call})
+        advance = begin(f"Aligning with {name}", len(rows))
         for first in range(0, len(rows), chunk_size):
+            chunk = rows[first : first + chunk_size]
             shard = Path(folder) / f"{first:010d}.parquet" if folder else None
-            read = partial(_read_shard, min(chunk_size, len(rows) - first))
-            table = None if shard is None else read_kept(shard, read)
+            table = None if shard is None else read_kept(shard, partial(_read_shard, len(chunk["source"])))
             if table is None:
-                chunk = AlignmentReport(aligners.name)
                 before, start = aligners.training_seconds, time.perf_counter()
-                columns = align_rows(
-                    rows[first : first + chunk_size],
-                    aligners.get,
-                    segmenter=segmenter,
-                    overwrite=overwrite,
-                    report=chunk,
-                )
+                columns, counts = align_rows(chunk, aligners.get, segmenter=segmenter, overwrite=overwrite)
                 seconds = time.perf_counter() - start - (aligners.training_seconds - before)
-                table = _shard(columns, chunk, seconds)
+                table = _shard(columns, counts, seconds)
                 if shard is not None:
                     with write_atomically(shard) as file:
                         pq.write_table(table, file)
@@ -237,50 +205,42 @@ def align_rows(
     *,
     segmenter: Segmentation = "auto",
     overwrite: bool = False,
-    report: AlignmentReport | None = None,
-) -> dict[str, list[str | None]]:
+) -> tuple[dict[str, list[str | None]], dict[str, LinkCounts]]:
     """Align some rows.
 
-    Returns the columns ``ADDED``. ``aligner_of`` returns the aligner of a pair of languages, ``"sw-en"``.
+    Returns the columns ``ADDED``, and the counts of each pair of languages. ``aligner_of`` returns the aligner of a pair of
+    languages, ``"sw-en"``.
 
     Raises:
         ValueError: Links that are kept are not those of the words, or a language is not a code.
     """
-    report = AlignmentReport("") if report is None else report
-    n = len(rows["source"])
-    old = {name: list(rows.get(name) or [None] * n) for name in ADDED}
+    columns = {name: list(rows.get(name) or [None] * len(rows["source"])) for name in ADDED}
+    languages = _codes(rows)
+    labels = [language_pair(*codes) for codes in languages]
     pairs: list[WordPair] = []
     todo: dict[str, list[int]] = defaultdict(list)
-    labels = [language_pair(*codes) for codes in _codes(rows)]
-    for at, (source, target, codes) in enumerate(zip(rows["source"], rows["target"], _codes(rows), strict=True)):
-        kept = bool(old["alignment"][at]) and not overwrite
+    counts: dict[str, LinkCounts] = defaultdict(LinkCounts)
+    for at, (codes, source, target) in enumerate(zip(languages, rows["source"], rows["target"], strict=True)):
+        kept = bool(columns["alignment"][at]) and not overwrite
         if not kept:
-            old["segmenter"][at] = segmenter_of(codes, segmenter, (source, target))
+            columns["segmenter"][at] = segmenter_of(codes, segmenter, (source, target))
             todo[labels[at]].append(at)
-        chosen = old["segmenter"][at] or "whitespace"
+        chosen = columns["segmenter"][at] or "whitespace"
         pairs.append((Words.of(source, codes[0], chosen), Words.of(target, codes[1], chosen)))
+        counts[labels[at]].kept += kept
         if kept:
-            _check_kept(str(old["alignment"][at]), pairs[at])
-    long: set[int] = set()
+            _check_kept(str(columns["alignment"][at]), pairs[at])
     for label, places in todo.items():
         aligner = aligner_of(label)
         longest = getattr(aligner, "max_words", math.inf)
-        long.update(at for at in places if max(map(len, pairs[at])) > longest)
         found: list[Alignment] = aligner.align([pairs[at] for at in places])
         for at, alignment in zip(places, found, strict=True):
-            old["alignment"][at], old["alignment_scores"][at] = alignment.pharaoh, alignment.score_text
-    unspaced = [segmenter_of(codes, segmenter) == "icu" for codes in _codes(rows)]
-    fresh = {at for places in todo.values() for at in places}
-    for at, (label, words, alignment) in enumerate(zip(labels, pairs, old["alignment"], strict=True)):
-        report.count(
-            label,
-            words,
-            alignment or "",
-            kept=at not in fresh,
-            too_long=at in long,
-            tokenised=at in fresh and unspaced[at] and old["segmenter"][at] != "icu",
-        )
-    return old
+            columns["alignment"][at], columns["alignment_scores"][at] = alignment.pharaoh, alignment.score_text
+            counts[label].tokenised += columns["segmenter"][at] != segmenter_of(languages[at], segmenter)
+            counts[label].too_long += max(map(len, pairs[at])) > longest
+    for label, words, links in zip(labels, pairs, columns["alignment"], strict=True):
+        counts[label].count(words, links or "")
+    return columns, counts
 
 
 def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | None]]:
@@ -316,45 +276,27 @@ def segmenter_of(languages: Sequence[str | None], segmenter: Segmentation, texts
     return max(map(segmenter_of_text, texts, languages), key=("whitespace", "icu").index)
 
 
+@dataclass
 class _Aligners:
     """The aligner of each pair of languages, created or trained on first use."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        aligner: str | Aligner | Mapping[str, Aligner],
-        segmenter: Segmentation,
-        settings: dict[str, Any],
-        show_progress: bool,
-        folder: Path | None,
-    ) -> None:
-        if isinstance(aligner, str) and aligner not in ALIGNERS:
-            raise ValueError(f"Unknown aligner {aligner!r}; choose from {', '.join(ALIGNERS)}.")
-        if settings and not isinstance(aligner, str):
-            raise ValueError(
-                f"Settings require an aligner given by name, but got an aligner and {', '.join(settings)}."
-            )
-        self.dataset, self.segmenter, self.settings = dataset, segmenter, settings
-        self.show_progress, self.folder = show_progress, folder
-        self.given = aligner
-        self.made: dict[str, Aligner] = {}
-        self.training_seconds = 0.0
-
-    @property
-    def name(self) -> str:
-        return aligner_name(self.given)
-
-    @property
-    def statistical(self) -> bool:
-        return self.name in STATISTICAL
+    dataset: Dataset
+    given: str | Aligner | Mapping[str, Aligner]
+    segmenter: Segmentation
+    settings: dict[str, Any]
+    show_progress: bool
+    folder: Path | None
+    made: dict[str, Aligner] = field(default_factory=dict)
+    training_seconds: float = 0.0
 
     def get(self, languages: str) -> Aligner:
         """The aligner of a pair of languages."""
         if not isinstance(self.given, str):
             return choose_aligner(self.given, languages)
-        key = languages if self.statistical else "all"
+        is_trained = self.given in STATISTICAL
+        key = languages if is_trained else "all"
         if key not in self.made:
-            self.made[key] = self._trained(languages) if self.statistical else ALIGNERS[self.given](**self.settings)
+            self.made[key] = self._trained(languages) if is_trained else ALIGNERS[self.given](**self.settings)
         return self.made[key]
 
     def _trained(self, languages: str) -> Aligner:
@@ -442,8 +384,8 @@ def _check_same_call(folder: Path, arguments: dict[str, Any]) -> None:
         )
 
 
-def _shard(columns: Mapping[str, Sequence[str | None]], report: AlignmentReport, seconds: float) -> pa.Table:
-    facts = {"counts": {key: asdict(counts) for key, counts in report.counts.items()}, "seconds": seconds}
+def _shard(columns: Mapping[str, Sequence[str | None]], counts: Mapping[str, LinkCounts], seconds: float) -> pa.Table:
+    facts = {"counts": {languages: asdict(one) for languages, one in counts.items()}, "seconds": seconds}
     schema = pa.schema([(name, pa.string()) for name in ADDED], metadata={"report": json.dumps(facts)})
     return pa.table({name: pa.array(columns[name], pa.string()) for name in ADDED}, schema=schema)
 

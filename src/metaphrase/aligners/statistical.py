@@ -7,7 +7,7 @@ import logging
 import math
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,14 +117,7 @@ class StatisticalAligner(Aligner):
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def train(self, pairs: Iterable[WordPair], *, show_progress: bool = False) -> StatisticalAligner:
-        """Train on a bitext, and discard earlier training.
-
-        Args:
-            pairs: The words of each source and target; the iterable is read once.
-            show_progress: Show a progress bar on stderr.
-
-        Returns:
-            The aligner itself.
+        """Train on a bitext, which is read once, and discard earlier training. Returns the aligner itself.
 
         Raises:
             ValueError: No pair has words on both sides.
@@ -158,14 +151,9 @@ class StatisticalAligner(Aligner):
         return self
 
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
-        """Align sentence pairs, from the training corpus or not, on all cores.
+        """Align sentence pairs, from the training corpus or not, on all cores; see `Aligner.align`.
 
-        Args:
-            pairs: The words of each source and target. A pair with an empty side, or with a side of more than
-                ``max_words`` words, has no links.
-
-        Returns:
-            One alignment per pair, in input order.
+        A pair with an empty side, or with a side of more than ``max_words`` words, has no links.
 
         Raises:
             ValueError: The aligner is not trained.
@@ -194,10 +182,7 @@ class StatisticalAligner(Aligner):
         return [word_form(word, self.lowercase, self.strip_punctuation) for word in words]
 
     def save(self, folder: str | Path) -> Path:
-        """Write the models and, last, ``aligner.json`` with the settings and the files' hashes.
-
-        Args:
-            folder: The folder; an aligner in it is replaced.
+        """Write the models and, last, ``aligner.json`` with the settings and the files' hashes, over an earlier aligner.
 
         Raises:
             ValueError: The aligner is not trained, or the folder holds files that this library did not write.
@@ -223,11 +208,7 @@ class StatisticalAligner(Aligner):
 
     @classmethod
     def load(cls, folder: str | Path, *, heuristic: str | None = None) -> StatisticalAligner:
-        """Load an aligner.
-
-        Args:
-            folder: A folder that `save` wrote.
-            heuristic: Replaces the heuristic that was saved.
+        """Load an aligner from a folder that `save` wrote, with the heuristic that was saved or another one.
 
         Raises:
             ModelFileError: The folder holds no aligner, or a damaged one.
@@ -262,28 +243,20 @@ def _scores(direct: Any, inverse: Any) -> Callable[[str, str], float]:
     return score
 
 
-def _read_facts(folder: Path) -> Mapping[str, Any]:
+def _read_facts(folder: Path) -> dict[str, Any]:
+    path = folder / FILE
+    if not path.exists():
+        raise ModelFileError(f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first.")
     try:
-        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFileError(
-            f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first."
-        ) from None
-    except ValueError as error:
-        raise _damaged(folder, error) from error
-    if not isinstance(facts, dict) or facts.get("format") != "metaphrase.statistical":
-        raise ModelFileError(f"{folder / FILE} does not describe a statistical aligner of this library.")
-    try:
+        facts = dict(json.loads(path.read_text(encoding="utf-8")))
         if wrong := [name for name, kind in _FACTS.items() if not isinstance(facts[name], kind)]:
             raise TypeError(f"{wrong[0]} is {facts[wrong[0]]!r}")
         StatisticalAligner(**facts["settings"])
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise _damaged(folder, error) from error
+        raise ModelFileError(
+            f"{path} is damaged, or is another kind of file ({type(error).__name__}: {error}). Train the aligner again."
+        ) from error
     return facts
-
-
-def _damaged(folder: Path, error: Exception) -> ModelFileError:
-    return ModelFileError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}). Train the aligner again.")
 
 
 def remove_aligner(folder: Path) -> None:
@@ -307,13 +280,8 @@ def word_form(word: str, lowercase: bool = True, strip_punctuation: bool = True)
     >>> word_form("«Cat»,"), word_form("..."), word_form("o'clock")
     ('cat', '...', "o'clock")
     """
-    start, end = 0, len(word)
-    if strip_punctuation:
-        while start < end and unicodedata.category(word[start])[0] == "P":
-            start += 1
-        while start < end and unicodedata.category(word[end - 1])[0] == "P":
-            end -= 1
-    form = word[start:end] or word
+    inside = [at for at, character in enumerate(word) if unicodedata.category(character)[0] != "P"]
+    form = word[inside[0] : inside[-1] + 1] if strip_punctuation and inside else word
     if lowercase:
         form = form.lower()
     return form if form not in _RESERVED else f"{form}_"

@@ -21,6 +21,7 @@ from datasets import Dataset
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.linking import (
+    ADDED,
     AlignmentReport,
     add_alignment,
     align_rows,
@@ -63,32 +64,25 @@ def align_files(
     if options.output is None:
         raise UsageError("Files require an output file.")
     with work_folder_of(options.output) as work:
-        return _align(options, Path(options.output), work, show_progress, note)
-
-
-def _align(
-    options: AlignOptions, output: Path, work: Path, show_progress: bool, note: Callable[[str], Any]
-) -> AlignmentResult:
-    """Align with a work folder that no other process uses."""
-    corpus = options.load_bitext(options.files)
-    if corpus.report.dropped:
-        note(f"{corpus.report}\n")
-    # A data set of the Hub has a commit instead of a digest.
-    inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
-    open_work_folder(work, _manifest(options, inputs))
-    assert isinstance(corpus.dataset, Dataset)
-    dataset, report = _add_links(corpus.dataset, options, work, show_progress)
-    if not save_models(work / "models", options.save):
-        logger.warning("No aligner was saved: every pair already has links, so none was trained.")
-    files = [{"file": facts["file"], "sha256": facts["sha256"]} for facts in corpus.files]
-    facts: dict[str, Any] = {"output": output.name, "files": files, **report.to_dict()}
-    if options.phrase_table:
-        table = PhraseTable.of_corpus(dataset)
-        facts["phrases"] = len(table)
-        note(f"Wrote {len(table):,} phrase pairs to {table.save(options.phrase_table)}")
-    write_corpus(dataset, output)
-    clear_work_folder(work)
-    return AlignmentResult(report, facts, output)
+        corpus = options.load_bitext(options.files)
+        if corpus.report.dropped:
+            note(f"{corpus.report}\n")
+        # A data set of the Hub has a commit instead of a digest.
+        inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
+        open_work_folder(work, _manifest(options, inputs))
+        assert isinstance(corpus.dataset, Dataset)
+        dataset, report = _add_links(corpus.dataset, options, work, show_progress)
+        if not save_models(work / "models", options.save):
+            logger.warning("No aligner was saved: every pair already has links, so none was trained.")
+        files = [{"file": facts["file"], "sha256": facts["sha256"]} for facts in corpus.files]
+        facts: dict[str, Any] = {"output": Path(options.output).name, "files": files, **report.to_dict()}
+        if options.phrase_table:
+            table = PhraseTable.of_corpus(dataset)
+            facts["phrases"] = len(table)
+            note(f"Wrote {len(table):,} phrase pairs to {table.save(options.phrase_table)}")
+        output = write_corpus(dataset, options.output)
+        clear_work_folder(work)
+        return AlignmentResult(report, facts, output)
 
 
 def _add_links(
@@ -119,58 +113,66 @@ def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[s
 
 #: Lines that are aligned together by an aligner that is not trained on them.
 LINES = 256
-_READ = ("source", "target", "source_lang", "target_lang", "alignment", "alignment_scores", "segmenter")
+_READ = ("source", "target", "source_lang", "target_lang", *ADDED)
 
 
 @dataclass
-class LineReader:
-    """Sentence pairs, one per line, and their format.
+class _Lines:
+    """Sentence pairs, one per line, and their format. The header is None if the first line is a pair."""
 
-    The header is None if the first line is a pair.
-    """
-
+    options: AlignOptions
     header: list[str] | None
     rows: Iterator[list[str]]
 
     @classmethod
-    def open(cls, stream: BinaryIO) -> LineReader:
+    def open(cls, stream: BinaryIO, options: AlignOptions) -> _Lines:
         """Read the first line, and infer the format: TSV with or without a header, or that of fast_align."""
         lines = _decode(stream)
         first = next(lines, None)
         if first is None:
-            return cls(None, iter(()))
+            return cls(options, None, iter(()))
         text = first[1]
         if "\t" not in text and "|||" in text.split():
-            return cls(None, _split(chain([first], lines), 2, "|||"))
+            return cls(options, None, _split(chain([first], lines), 2, "|||"))
         columns = text.split("\t")
         if {"source", "target"} <= set(columns):
             if len(set(columns)) < len(columns):
                 raise CorpusError(f"stdin:1: the header has a duplicate column: {', '.join(columns)}.")
-            return cls(columns, _split(lines, len(columns), "\t"))
+            return cls(options, columns, _split(lines, len(columns), "\t"))
         if len(columns) != 2 or is_header(columns):
             raise CorpusError(
                 "stdin:1: expected a line 'source<TAB>target' or 'a b ||| x y', or a header with the columns 'source' and "
                 f"'target', found {text[:80]!r}."
             )
-        return cls(None, _split(chain([first], lines), 2, "\t"))
+        return cls(options, None, _split(chain([first], lines), 2, "\t"))
 
-    def columns(self, rows: Sequence[Sequence[str]], options: AlignOptions) -> dict[str, list[Any]]:
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return self.header or ["source", "target"]
+
+    def columns(self, rows: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
         """Convert rows to the columns that an aligner reads."""
-        names = self.header or ["source", "target"]
-        columns: dict[str, list[Any]] = {
-            name: [row[at] for row in rows] for at, name in enumerate(names) if name in _READ
-        }
-        columns.setdefault("source_lang", [options.source_lang] * len(rows))
-        columns.setdefault("target_lang", [options.target_lang] * len(rows))
-        return columns
+        columns = {name: [getattr(self.options, name)] * len(rows) for name in ("source_lang", "target_lang")}
+        return columns | {name: [row[at] for row in rows] for at, name in enumerate(self.names) if name in _READ}
 
-    def added(self, options: AlignOptions) -> list[str]:
+    @property
+    def added(self) -> list[str]:
         """Columns of the output: without a header only the links, and ``segmenter`` only if ICU may be used."""
         if self.header is None:
             return ["alignment"]
         named = not {"source_lang", "target_lang", "segmenter"}.isdisjoint(self.header)
-        unspaced = segmenter_of((options.source_lang, options.target_lang), options.segmenter) == "icu"
+        languages = self.options.source_lang, self.options.target_lang
+        unspaced = segmenter_of(languages, self.options.segmenter) == "icu"
         return ["alignment", "alignment_scores", *(["segmenter"] if named or unspaced else [])]
+
+    def write(self, rows: Sequence[Sequence[str]], columns: Mapping[str, Sequence[str | None]], out: BinaryIO) -> None:
+        """Write rows with their links."""
+        added = {name: list(columns.get(name, [None] * len(rows))) for name in self.added}
+        for at, row in enumerate(rows):
+            links = {name: values[at] for name, values in added.items()}
+            every = dict(zip(self.names, row, strict=True)) | links
+            _write(out, [links["alignment"]] if self.options.pharaoh else every.values())
 
 
 def align_lines(
@@ -178,13 +180,12 @@ def align_lines(
 ) -> AlignmentReport:
     """Align lines of sentence pairs. An aligner that is not trained on them writes links as lines arrive."""
     options.check()
-    lines = LineReader.open(stream)
+    lines = _Lines.open(stream, options)
     if lines.header is not None and not options.pharaoh:
-        new = [name for name in lines.added(options) if name not in lines.header]
-        _write(out, "\t".join([*lines.header, *new]))
+        _write(out, dict.fromkeys([*lines.header, *lines.added]))
     if options.aligner in STATISTICAL and not options.load:
-        return _align_all(lines, options, out, show_progress)
-    return _align_streaming(lines, options, out)
+        return _align_all(lines, out, show_progress)
+    return _align_streaming(lines, out)
 
 
 def save_models(models: Path, folder: str | None) -> bool:
@@ -204,61 +205,40 @@ def save_models(models: Path, folder: str | None) -> bool:
     return models.exists()
 
 
-def _align_all(lines: LineReader, options: AlignOptions, out: BinaryIO, show_progress: bool) -> AlignmentReport:
+def _align_all(lines: _Lines, out: BinaryIO, show_progress: bool) -> AlignmentReport:
     """Train on all lines, then align them."""
-    rows = list(lines.rows)
+    rows, options = list(lines.rows), lines.options
     if not rows:
         return AlignmentReport(options.aligner)
     with TemporaryDirectory() as folder:
-        pairs = Dataset.from_dict(lines.columns(rows, options))
+        pairs = Dataset.from_dict(lines.columns(rows))
         dataset, report = _add_links(pairs, options, folder if options.save else None, show_progress)
         save_models(Path(folder) / "models", options.save)
-    _write_rows(lines, rows, {name: dataset[name] for name in dataset.column_names}, options, out)
+    lines.write(rows, {name: dataset[name] for name in dataset.column_names}, out)
     return report
 
 
-def _align_streaming(lines: LineReader, options: AlignOptions, out: BinaryIO) -> AlignmentReport:
+def _align_streaming(lines: _Lines, out: BinaryIO) -> AlignmentReport:
     """Align lines as they arrive."""
-    loaded = load_aligners(options.load, heuristic=options.heuristic) if options.load else None
-    aligner = ALIGNERS[options.aligner](**options.settings) if loaded is None else loaded
-    report = AlignmentReport(options.aligner if loaded is None else aligner_name(loaded))
+    options = lines.options
+    if options.load:
+        aligner = load_aligners(options.load, heuristic=options.heuristic)
+    else:
+        aligner = ALIGNERS[options.aligner](**options.settings)
+    report = AlignmentReport(aligner_name(aligner))
+    find = partial(choose_aligner, aligner)
     while rows := list(islice(lines.rows, LINES)):
-        columns = lines.columns(rows, options)
+        columns = lines.columns(rows)
         start = time.perf_counter()
-        links = align_rows(
-            columns,
-            partial(choose_aligner, aligner),
-            segmenter=options.segmenter,
-            overwrite=options.overwrite,
-            report=report,
-        )
-        report.seconds += time.perf_counter() - start
-        _write_rows(lines, rows, columns | links, options, out)
+        links, counts = align_rows(columns, find, segmenter=options.segmenter, overwrite=options.overwrite)
+        report.add(counts, time.perf_counter() - start)
+        lines.write(rows, columns | links, out)
         out.flush()
     return report
 
 
-def _write_rows(
-    lines: LineReader,
-    rows: Sequence[Sequence[str]],
-    columns: Mapping[str, Sequence[str | None]],
-    options: AlignOptions,
-    out: BinaryIO,
-) -> None:
-    names = lines.header or ["source", "target"]
-    added = lines.added(options)
-    new = [name for name in added if name not in names]
-    values = {name: list(columns[name]) if name in columns else [None] * len(rows) for name in added}
-    for at, row in enumerate(rows):
-        if options.pharaoh:
-            _write(out, values["alignment"][at] or "")
-            continue
-        old = [values[name][at] if name in values else cell for name, cell in zip(names, row, strict=True)]
-        _write(out, "\t".join(cell or "" for cell in [*old, *(values[name][at] for name in new)]))
-
-
-def _write(out: BinaryIO, text: str) -> None:
-    out.write(f"{text}\n".encode())
+def _write(out: BinaryIO, cells: Iterable[str | None]) -> None:
+    out.write(("\t".join(cell or "" for cell in cells) + "\n").encode())
 
 
 def _decode(stream: BinaryIO) -> Iterator[tuple[int, str]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.files import CorpusLike, find_files, unknown_language
-from metaphrase.corpus.identification import LINES, Identification, Line, canonical, identify, knows, language_name
+from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import EXAMPLES, CorpusReport
@@ -93,10 +93,7 @@ def by_language(rows: Any) -> dict[str, ParallelSet]:
 
 
 def read_corpus(
-    corpus: CorpusLike,
-    *,
-    languages: Sequence[str] | None = None,
-    **options: Any,
+    corpus: CorpusLike, *, languages: Sequence[str] | None = None, **options: Any
 ) -> tuple[dict[str, ParallelSet], CorpusReport]:
     """Read every pair of a corpus without cleaning, including duplicates and copies.
 
@@ -169,40 +166,21 @@ def check_languages(
 ) -> list[Finding]:
     """Check the language of each side: swapped sides, another language, lines in another language.
 
-    A language that the classifier does not know results in a warning, unless the sides are swapped.
-
-    Args:
-        pairs: The pairs of one language.
-        target_lang: Language of the targets.
-        lines: Lines of each side that are identified.
-        seed: Seed of the sample of lines.
+    A language that the classifier does not know results in a warning, unless the sides are swapped. The arguments are those
+    of `check_corpus`.
     """
     language = pairs.language
-    unknown = [code for code in (language, target_lang) if not knows(code)]
-    texts = pairs.sources, pairs.targets
-    found = tuple(identify(side, lines=lines, seed=seed) for side in texts)
-    findings = []
-    if swapped := _swapped(pairs, target_lang, found, unknown):
+    found = [identify(side, lines=lines, seed=seed) for side in (pairs.sources, pairs.targets)]
+    if swapped := _swapped(pairs, target_lang, *found):
         return [swapped]
-    for side, expected, identified in zip(_SIDES, (language, target_lang), found, strict=True):
-        if not identified.lines:
-            message = f"The language of the {side} side cannot be identified; it should be {language_name(expected)}."
-            findings.append(Finding("warning", "no-language", message, language))
-        elif expected in unknown:
-            findings.append(_unknown(side, expected, language, identified))
-        elif wrong := _other_language(side, expected, language, identified):
-            findings.append(wrong)
-        elif others := _other_lines(side, expected, language, identified):
-            findings.append(others)
-    return findings
+    sides = zip(_SIDES, (language, target_lang), found, strict=True)
+    findings = (_check_side(side, expected, language, identified) for side, expected, identified in sides)
+    return [finding for finding in findings if finding is not None]
 
 
-def _swapped(
-    pairs: ParallelSet, target_lang: str, found: Sequence[Identification], unknown: Sequence[str]
-) -> Finding | None:
-    source, target = found
-    known = pairs.language not in unknown
-    if target_lang in unknown or target_lang == pairs.language:
+def _swapped(pairs: ParallelSet, target_lang: str, source: Identification, target: Identification) -> Finding | None:
+    known = knows(pairs.language)
+    if not knows(target_lang) or target_lang == pairs.language:
         return None
     if source.share(target_lang) < SURE or target.share(target_lang) > ABSENT:
         return None
@@ -224,55 +202,42 @@ def _swapped(
     )
 
 
-def _other_language(side: str, expected: str, language: str, found: Identification) -> Finding | None:
-    """The side is in another language, or in a related one."""
-    best = str(found.best)
-    if found.shares[best] < SURE or found.shares.get(canonical(expected), 0.0) > ABSENT:
-        return None
-    lines = [line for line in found.lines if line.language == best]
-    if found.share(expected) > ABSENT:
+def _check_side(side: str, expected: str, language: str, found: Identification) -> Finding | None:
+    """The finding about the language of one side, if it is not the expected one."""
+    n, name, best = len(found.lines), language_name(expected), str(found.best)
+    severity: Severity = "warning"
+    if not n:
+        message = f"The language of the {side} side cannot be identified; it should be {name}."
+        return Finding(severity, "no-language", message, language)
+    if not knows(expected):
         message = (
-            f"The {side} side looks more like {language_name(best)} than {language_name(expected)}. These languages are "
-            "hard to distinguish in short lines: inspect the examples."
+            f"The language identifier does not know {name}, so the {side} side was not checked; it is closest to "
+            f"{language_name(best)}. Inspect the examples."
         )
-        return _about_lines("warning", "related-language", message, language, found, lines)
-    remedy = f", or pass --languages {best}" if side == "source" else ""
-    message = (
-        f"The {side} side looks like {language_name(best)}, not {language_name(expected)}, in {len(lines)} of "
-        f"{len(found.lines)} lines. Pass the right file{remedy}."
-    )
-    severity: Severity = "error" if len(found.lines) >= MIN_LINES else "warning"
-    return _about_lines(severity, "wrong-language", message, language, found, lines)
-
-
-def _unknown(side: str, expected: str, language: str, found: Identification) -> Finding:
-    message = (
-        f"The language identifier does not know {language_name(expected)}, so the {side} side was not checked; it is "
-        f"closest to {language_name(str(found.best))}. Inspect the examples."
-    )
-    examples = _examples((line.text,) for line in found.lines)
-    return Finding("warning", "unknown-language", message, language, of=len(found.lines), examples=examples)
-
-
-def _other_lines(side: str, expected: str, language: str, found: Identification) -> Finding | None:
-    others = found.others(expected)
-    if len(others) <= OTHER_LINES * len(found.lines):
-        return None
-    counts = Counter(line.language for line in others).most_common(3)
-    named = ", ".join(f"{language_name(code)} {n}" for code, n in counts)
-    message = (
-        f"{len(others)} of {len(found.lines)} lines of the {side} side are not {language_name(expected)}, with high "
-        f"probability: {named}. Remove them."
-    )
-    return _about_lines("warning", "other-language-lines", message, language, found, others)
-
-
-def _about_lines(
-    severity: Severity, code: str, message: str, language: str, found: Identification, lines: Sequence[Line]
-) -> Finding:
-    """A finding about some of the identified lines."""
-    examples = _examples((line.text,) for line in lines)
-    return Finding(severity, code, message, language, len(lines), len(found.lines), examples)
+        examples = _examples((line.text,) for line in found.lines)
+        return Finding(severity, "unknown-language", message, language, of=n, examples=examples)
+    lines = [line for line in found.lines if line.language == best]
+    if found.shares[best] < SURE or found.shares.get(canonical(expected), 0.0) > ABSENT:
+        code, lines = "other-language-lines", found.others(expected)
+        if len(lines) <= OTHER_LINES * n:
+            return None
+        counts = Counter(line.language for line in lines).most_common(3)
+        named = ", ".join(f"{language_name(other)} {count}" for other, count in counts)
+        message = f"{len(lines)} of {n} lines of the {side} side are not {name}, with high probability: {named}. Remove them."
+    elif found.share(expected) > ABSENT:
+        code = "related-language"
+        message = (
+            f"The {side} side looks more like {language_name(best)} than {name}. These languages are hard to distinguish "
+            "in short lines: inspect the examples."
+        )
+    else:
+        severity, code = "error" if n >= MIN_LINES else "warning", "wrong-language"
+        remedy = f", or pass --languages {best}" if side == "source" else ""
+        message = (
+            f"The {side} side looks like {language_name(best)}, not {name}, in {len(lines)} of {n} lines. Pass the right "
+            f"file{remedy}."
+        )
+    return Finding(severity, code, message, language, len(lines), n, _examples((line.text,) for line in lines))
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -389,11 +354,8 @@ def check_leakage(
     Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width. Sources are
     searched in the training corpus of the same language, in any script, targets in the targets of all languages.
 
-    Args:
-        train: The training pairs of each language.
-        test: The test pairs of each language.
-        strict: Treat a single such sentence as an error. Otherwise a share above `LEAKAGE` is an error, and a smaller one
-            a warning.
+    A share of such sentences above `LEAKAGE` is an error, and a smaller one a warning; if ``strict``, a single one is an
+    error.
     """
     known_targets = {normalised(text) for pairs in train.values() for text in pairs.targets}
     findings = []

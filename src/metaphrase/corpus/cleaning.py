@@ -6,12 +6,16 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from metaphrase.corpus.rows import SENTENCES, SEPARATOR, Row
 from metaphrase.corpus.words import format_links, parse_links, word_spans
 from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+#: Filters that count pieces, if they are set.
+_LIMITS = ("max_ratio", "max_shorter", "max_together", "max_copied")
 
 Tokenizer = Callable[[str], Sequence[str]]
 
@@ -91,21 +95,12 @@ class Cleaning:
     @property
     def counts_pieces(self) -> bool:
         """Whether one of the filters counts pieces."""
-        limits = (self.max_ratio, self.max_shorter, self.max_together, self.max_copied)
-        return self.min_pieces > 0 or any(limit is not None for limit in limits)
+        return self.min_pieces > 0 or any(getattr(self, name) is not None for name in _LIMITS)
 
     def without_pieces(self) -> Cleaning:
         """Return the same cleaning without the filters that count pieces."""
-        return dataclasses.replace(
-            self,
-            tokenizer=None,
-            min_pieces=0,
-            max_ratio=None,
-            ratio_floor=0,
-            max_shorter=None,
-            max_together=None,
-            max_copied=None,
-        )
+        limits: dict[str, Any] = dict.fromkeys(_LIMITS)
+        return dataclasses.replace(self, tokenizer=None, min_pieces=0, ratio_floor=0, **limits)
 
     def tidy(self, text: str) -> str:
         """Tidy a sentence.

@@ -104,10 +104,6 @@ class CodeSwitchingCollator:
 
     Both variants are always in one batch, which has twice as many rows as items: 16 items for the paper's 32. The trainer
     requires ``remove_unused_columns=False``.
-
-    Attributes:
-        collate: Tokenises rows and creates a batch.
-        columns: The roles of the columns.
     """
 
     collate: Callable[[list[dict[str, Any]]], Any]

@@ -165,14 +165,8 @@ def file_names(files: Iterable[BitextFile]) -> str:
 def describe_file(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
     """The facts of a file for a model card and a run's report: path, name, languages, digest and revision."""
     name = ",".join(path.name for path in file.paths) or file.name
-    both = sorted({*languages, file.into})
-    facts = {
-        "path": file.name,
-        "file": name,
-        "language": ", ".join(languages),
-        "languages": both,
-        "sha256": file.sha256,
-    }
+    facts: dict[str, Any] = {"path": file.name, "file": name, "language": ", ".join(languages)}
+    facts |= {"languages": sorted({*languages, file.into}), "sha256": file.sha256}
     return facts | ({"revision": file.revision} if file.revision else {})
 
 
@@ -293,10 +287,9 @@ def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:
     suffixes = [_suffix(path) for path in (first, second)]
     languages = [bare_language(suffix) if is_language(suffix.lower()) else None for suffix in suffixes]
     if languages[0] == into:
-        return BitextFile(name, "moses", (second, first), languages[1], into, into)
-    if languages[1] == into:
-        return BitextFile(name, "moses", (first, second), languages[0], into, into)
-    return BitextFile(name, "moses", (first, second), None, None, into)
+        first, second, languages = second, first, languages[::-1]
+    source_lang, target_lang = languages if languages[1] == into else (None, None)
+    return BitextFile(name, "moses", (first, second), source_lang, target_lang, into)
 
 
 def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:

@@ -24,54 +24,17 @@ _TOP = 12
 #: The classifier's code for a line without language.
 _NO_LANGUAGE = "zxx"
 
+_ALIASED = "nb no/iw he/in id/ckb sdh/ki kik/gn gug/ff fuv/kok gom/pbt ps/bik bcl"
 #: Codes that differ from the classifier's.
-_ALIASES = {
-    "nb": "no",
-    "iw": "he",
-    "in": "id",
-    "ckb": "sdh",
-    "ki": "kik",
-    "gn": "gug",
-    "ff": "fuv",
-    "kok": "gom",
-    "pbt": "ps",
-    "bik": "bcl",
-}
+_ALIASES = dict(pair.split() for pair in _ALIASED.split("/"))
 
+_GROUPS = (
+    "id ms/hr bs sr sh/no nn da/cs sk/hi mr ne sa gom bho mai/zh yue wuu/ar ary arz/pt gl/es gl an ext ast/"
+    "it vec lij/bn as/el grc/he hbo/mk bg/xh zu/st nso tn/tl bcl ceb/en pcm sco/lv ltg/uz uzs/fa uzs/ku sdh/"
+    "ht gcr gcf/bo dz/de lb/fr wa/rw rn/jv su"
+)
 #: Languages that are hard to distinguish in short lines.
-_RELATED = [
-    frozenset(group.split())
-    for group in (
-        "id ms",
-        "hr bs sr sh",
-        "no nn da",
-        "cs sk",
-        "hi mr ne sa gom bho mai",
-        "zh yue wuu",
-        "ar ary arz",
-        "pt gl",
-        "es gl an ext ast",
-        "it vec lij",
-        "bn as",
-        "el grc",
-        "he hbo",
-        "mk bg",
-        "xh zu",
-        "st nso tn",
-        "tl bcl ceb",
-        "en pcm sco",
-        "lv ltg",
-        "uz uzs",
-        "fa uzs",
-        "ku sdh",
-        "ht gcr gcf",
-        "bo dz",
-        "de lb",
-        "fr wa",
-        "rw rn",
-        "jv su",
-    )
-]
+_RELATED = [frozenset(group.split()) for group in _GROUPS.split("/")]
 
 
 @dataclass(frozen=True)
@@ -146,12 +109,9 @@ def knows(language: str) -> bool:
 
 
 def identify(texts: Sequence[str], *, lines: int = LINES, seed: int = 0) -> Identification:
-    """Identify the language of texts, by the mean of the classifier's probabilities over a sample.
+    """Identify the language of texts, by the mean of the classifier's probabilities over a sample of ``lines``.
 
-    Args:
-        texts: Lines, mostly in one language. Very short lines are skipped if there are enough others.
-        lines: Size of the sample.
-        seed: Seed of the sample.
+    Very short lines are skipped if there are enough others.
     """
     classifier = _classifier()
     usable = [text for text in texts if any(map(str.isalpha, text))]

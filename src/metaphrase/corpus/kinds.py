@@ -74,7 +74,7 @@ def check_distinct(texts: Iterable[tuple[Path, ...]]) -> None:
 
 
 def check_content(path: Path, head: bytes, *, accepted: Collection[str] = ()) -> None:
-    """Check that a file is text in UTF-8, as far as its first bytes tell.
+    """Check that a file is text in UTF-8, as far as its first bytes show.
 
     ``head`` are the first bytes, decompressed; ``accepted`` is what the file may be instead: `PARQUET` or one of `XML`.
     """

@@ -156,7 +156,9 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     drop = cleaning is not None and (not streaming if cleaning.duplicates is None else cleaning.duplicates)
     wanted = frozenset(map(bare_language, languages or ()))
     selection = Selection(cleaning, drop, wanted, limit, max_chars, max_bad_rate)
-    files = [_pinned(file, max_expansion) for file in files]
+    for at, file in enumerate(files):
+        revision = pin_revision(file.name, file.revision) if file.format == "hub" else file.revision
+        files[at] = dataclasses.replace(file, revision=revision, max_expansion=max_expansion)
     if streaming and on_disk is not None:
         raise UsageError("`streaming` and `on_disk` exclude each other. Remove one of them.")
     if any(file.format == "dataset" for file in files) and (streaming or on_disk is not None):
@@ -166,12 +168,11 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     if streaming:
         return Corpus(*stream_files(files, selection, temperature, seed))
     loaded = _in_memory(files, selection) if on_disk is None else _on_disk(files, selection, Path(on_disk))
-    return loaded if temperature is None else _mixed(loaded, temperature, seed)
-
-
-def _pinned(file: BitextFile, max_expansion: float | None) -> BitextFile:
-    revision = pin_revision(file.name, file.revision) if file.format == "hub" else file.revision
-    return dataclasses.replace(file, revision=revision, max_expansion=max_expansion)
+    if temperature is not None:
+        assert isinstance(loaded.dataset, Dataset)
+        loaded.dataset = loaded.dataset.select(mix(loaded.dataset["source_lang"], temperature, seed))
+        loaded.report.sampled = dict(Counter(loaded.dataset["source_lang"]))
+    return loaded
 
 
 def _in_memory(files: Sequence[BitextFile], selection: Selection) -> Corpus:
@@ -246,14 +247,6 @@ def _read_all(
         if not pairs and report.of(file.name, file.language or "?").read:
             logger.warning("%s: no pair was kept.", file.name)
     return present, facts
-
-
-def _mixed(corpus: Corpus, temperature: float, seed: int) -> Corpus:
-    """The corpus resampled at its size."""
-    assert isinstance(corpus.dataset, Dataset)
-    dataset = corpus.dataset.select(mix(corpus.dataset["source_lang"], temperature, seed))
-    corpus.report.sampled = dict(Counter(dataset["source_lang"]))
-    return dataclasses.replace(corpus, dataset=dataset)
 
 
 # Mixing

@@ -13,11 +13,8 @@ from metaphrase.corpus.text import normalised
 def overlap(train: Any, test: Any) -> int:
     """Count the test pairs with a sentence that also occurs in the training corpus, on the same side.
 
-    Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width.
-
-    Args:
-        train: Rows with ``source`` and ``target``: a data set or an iterable of mappings.
-        test: Rows of the same form.
+    Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width. Both arguments
+    are rows with ``source`` and ``target``: a data set or an iterable of mappings.
 
     >>> overlap([{"source": "Habari", "target": "Hello"}], [{"source": "Jambo", "target": "HELLO"}])
     1

@@ -22,14 +22,7 @@ _FILE = re.compile(r"(?P<language>[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_][A-Z]{2})?)
 
 @dataclass(frozen=True)
 class ParallelSet:
-    """The parallel sentences of one language: ``sources[i]`` and ``targets[i]`` translate each other.
-
-    Attributes:
-        language: Language of the sources; the targets are English.
-        sources: Sentences in the language.
-        targets: Their translations.
-        path: File that they were read from.
-    """
+    """The parallel sentences of one language, and their file: the English ``targets[i]`` translates ``sources[i]``."""
 
     language: str
     sources: tuple[str, ...]

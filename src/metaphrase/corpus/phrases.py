@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links, phrase_pairs
 from metaphrase.corpus.writing import text_writer
@@ -22,14 +20,9 @@ HEADER = ("source", "target", "count", "p_target", "p_source")
 
 
 class Phrase(NamedTuple):
-    """A phrase and its translation.
+    """A phrase and its translation, in lower case, and the number of their occurrences as a pair.
 
-    Attributes:
-        source: Source words in lower case, separated by spaces.
-        target: Target words.
-        n: Number of occurrences of the pair.
-        p_target: Probability of the target given the source.
-        p_source: Probability of the source given the target.
+    ``p_target`` is the probability of the target given the source, ``p_source`` that of the source given the target.
     """
 
     source: str
@@ -37,6 +30,11 @@ class Phrase(NamedTuple):
     n: int
     p_target: float
     p_source: float
+
+    @property
+    def product(self) -> float:
+        """The product of both probabilities."""
+        return self.p_target * self.p_source
 
 
 class PhraseTable:
@@ -49,46 +47,35 @@ class PhraseTable:
     Probabilities are computed per pair of languages; a phrase pair that occurs in several has the largest one. Phrases are
     compared in lower case.
 
-    Args:
-        phrases: The phrase pairs.
-
     Reference: Koehn et al. 2003, "Statistical Phrase-Based Translation", section 2; Koehn 2010, section 5.2.
     """
 
     def __init__(self, phrases: Iterable[Phrase] = ()) -> None:
-        rows = list(phrases)
-        self._row = {f"{phrase.source}\t{phrase.target}": at for at, phrase in enumerate(rows)}
-        self.counts = np.array([phrase.n for phrase in rows], dtype=np.int64)
-        self.p_target = np.array([phrase.p_target for phrase in rows], dtype=np.float64)
-        self.p_source = np.array([phrase.p_source for phrase in rows], dtype=np.float64)
+        self._phrases = {(phrase.source, phrase.target): phrase for phrase in phrases}
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Words, Words, Iterable[Link]]], *, max_length: int = 7) -> PhraseTable:
-        """Count the phrase pairs of a bitext.
+        """Count the phrase pairs of a bitext: the words of each source and target, and the links between them.
 
-        Args:
-            pairs: The words of each source and target and the links between them.
-            max_length: Maximum number of words of a phrase, on either side.
+        A phrase has at most ``max_length`` words, on either side.
         """
-        counts: dict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
+        counts: dict[tuple[str | None, str | None], Counter[tuple[str, str]]] = defaultdict(Counter)
         for source, target, links in pairs:
             forms = [word.lower() for word in source], [word.lower() for word in target]
             counts[source.language, target.language].update(
-                f"{' '.join(forms[0][slice(*one)])}\t{' '.join(forms[1][slice(*other)])}"
+                (" ".join(forms[0][slice(*one)]), " ".join(forms[1][slice(*other)]))
                 for one, other in phrase_pairs(links, len(source), len(target), max_length=max_length)
             )
-        best: dict[str, Phrase] = {}
+        best: dict[tuple[str, str], Phrase] = {}
         for of_languages in counts.values():
             sources, targets = Counter[str](), Counter[str]()
-            for key, count in of_languages.items():
-                source_phrase, _, target_phrase = key.partition("\t")
-                sources[source_phrase] += count
-                targets[target_phrase] += count
-            for key, count in of_languages.items():
-                one, _, other = key.partition("\t")
+            for (one, other), count in of_languages.items():
+                sources[one] += count
+                targets[other] += count
+            for (one, other), count in of_languages.items():
                 phrase = Phrase(one, other, count, count / sources[one], count / targets[other])
-                if key not in best or _product(best[key]) < _product(phrase):
-                    best[key] = phrase
+                if (one, other) not in best or best[one, other].product < phrase.product:
+                    best[one, other] = phrase
         return cls(best[key] for key in sorted(best))
 
     @classmethod
@@ -97,28 +84,26 @@ class PhraseTable:
         return cls.of(map(_linked, rows), max_length=max_length)
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self._phrases)
 
     def __iter__(self) -> Iterator[Phrase]:
-        for key, at in self._row.items():
-            source, _, target = key.partition("\t")
-            yield Phrase(source, target, int(self.counts[at]), float(self.p_target[at]), float(self.p_source[at]))
+        return iter(self._phrases.values())
 
     def score(self, source_words: Sequence[str], target_words: Sequence[str]) -> float:
         """Return ``p(target | source) * p(source | target)`` of two phrases, 0 if they are not in the table."""
-        at = self._row.get(_key(source_words, target_words))
-        return 0.0 if at is None else float(self.p_target[at] * self.p_source[at])
+        phrase = self._phrases.get(_key(source_words, target_words))
+        return 0.0 if phrase is None else phrase.product
 
     def __contains__(self, phrases: tuple[Sequence[str], Sequence[str]]) -> bool:
         """Whether the table has two phrases, given as lists of words, as a pair."""
-        return _key(*phrases) in self._row
+        return _key(*phrases) in self._phrases
 
     def filter(self, cut: float, *, min_count: int = 1) -> PhraseTable:
         """Keep phrase pairs with ``p(target | source) * p(source | target) >= cut`` and at least ``min_count`` occurrences.
 
         Both probabilities of a pair whose sides occur only once are 1: raise ``min_count`` to remove it.
         """
-        return PhraseTable(phrase for phrase in self if _product(phrase) >= cut and phrase.n >= min_count)
+        return PhraseTable(phrase for phrase in self if phrase.product >= cut and phrase.n >= min_count)
 
     def save(self, path: str | Path) -> Path:
         """Write the table atomically as TSV, compressed if the name ends with ``.gz``."""
@@ -159,12 +144,8 @@ def _read(lines: Iterable[str], path: Path) -> Iterator[Phrase]:
         raise DataError(f"{path} is not a phrase table, or is damaged: {error}.") from error
 
 
-def _product(phrase: Phrase) -> float:
-    return phrase.p_target * phrase.p_source
-
-
-def _key(source_words: Sequence[str], target_words: Sequence[str]) -> str:
-    return f"{' '.join(source_words).lower()}\t{' '.join(target_words).lower()}"
+def _key(source_words: Sequence[str], target_words: Sequence[str]) -> tuple[str, str]:
+    return " ".join(source_words).lower(), " ".join(target_words).lower()
 
 
 def _linked(row: Mapping[str, Any]) -> tuple[Words, Words, list[Link]]:

@@ -17,15 +17,10 @@ EXAMPLES = 5
 
 @dataclass
 class Counts:
-    """Counts for one file and language; ``read == kept + dropped.total()``.
+    """Pairs of one file and language that were read, kept, and dropped by reason; ``read == kept + dropped.total()``.
 
-    Attributes:
-        read: Pairs read.
-        kept: Pairs kept.
-        dropped: Pairs dropped, by reason.
-        examples: The first occurrences of each reason.
-        english: Among the first pairs kept, sources and targets that look English.
-        identical: Among the first pairs kept, those with identical sides.
+    ``examples`` are the first occurrences of each reason. ``english`` and ``identical`` count, among the first pairs kept,
+    the sources and targets that look English, and the pairs with identical sides.
     """
 
     read: int = 0
@@ -109,14 +104,8 @@ class CorpusReport:
     def to_dict(self) -> dict[str, Any]:
         """The whole report as plain data."""
         files = [
-            {
-                "file": file,
-                "language": language,
-                "read": counts.read,
-                "kept": counts.kept,
-                "dropped": dict(counts.dropped),
-                "examples": dict(counts.examples),
-            }
+            {"file": file, "language": language, "read": counts.read, "kept": counts.kept}
+            | {"dropped": dict(counts.dropped), "examples": dict(counts.examples)}
             for (file, language), counts in self.counts.items()
         ]
         report: dict[str, Any] = {"read": self.read, "kept": self.kept, "dropped": dict(self.dropped)}

@@ -107,13 +107,7 @@ def _word_breaker() -> Any:
 
 @dataclass(frozen=True)
 class Words:
-    """A text and its words.
-
-    Attributes:
-        text: The sentence.
-        spans: ``(start, end)`` of each word in characters.
-        language: ISO 639-1 code, if known.
-    """
+    """A text and its words: ``(start, end)`` of each in characters. The language is an ISO 639-1 code, if known."""
 
     text: str
     spans: tuple[Span, ...]
@@ -214,15 +208,9 @@ def phrase_pairs(
 
     A source and a target span are a phrase pair if at least one link joins them, and no link joins a word inside one of
     them with a word outside the other. Unaligned words at the border of a target span result in several phrase pairs.
+    ``max_length`` is the maximum number of words of a phrase, on either side (Moses: 7).
 
-    Args:
-        links: Word links, from 0.
-        n_source: Words of the source.
-        n_target: Words of the target.
-        max_length: Maximum number of words of a phrase, on either side (Moses: 7).
-
-    Returns:
-        ``((source start, source end), (target start, target end))`` in words, ends exclusive, sorted.
+    Returns ``((source start, source end), (target start, target end))`` in words, ends exclusive, sorted.
 
     Reference: Koehn 2010, Statistical Machine Translation, section 5.2.3; Och and Ney 2004.
 

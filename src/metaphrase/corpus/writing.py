@@ -41,14 +41,8 @@ def is_tsv(path: str | Path) -> bool:
 def write_corpus(dataset: Dataset, path: str | Path) -> Path:
     """Write a corpus atomically, in a format that `load_corpus` reads.
 
-    In a TSV, line breaks and tabs within a sentence become spaces, which keeps its words and their links.
-
-    Args:
-        dataset: Rows of text and numbers; .jsonl and .parquet also hold lists.
-        path: ``.tsv``, ``.jsonl`` (both also ``.gz``) or ``.parquet``.
-
-    Returns:
-        The path.
+    The suffix of the path is ``.tsv``, ``.jsonl`` (both also ``.gz``) or ``.parquet``; the last two also hold lists. In a
+    TSV, line breaks and tabs within a sentence become spaces, which keeps its words and their links.
 
     Raises:
         ValueError: The format is unknown, or a TSV cannot hold the values of a column.

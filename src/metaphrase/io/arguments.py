@@ -24,13 +24,9 @@ _Target = TypeVar("_Target", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number, for ``Annotated``. NaN and infinity are in no range.
+    """Bounds of a number, for ``Annotated``: ``least`` and ``most`` are in the range, ``above`` and ``below`` are not.
 
-    Attributes:
-        least: Smallest value.
-        most: Largest value.
-        above: The value is larger than this.
-        below: The value is smaller than this.
+    NaN and infinity are in no range.
 
     >>> 0.5 in Range(above=0, most=1), math.nan in Range(), str(Range(above=0, most=1)), str(Range(1, 10_000))
     (True, False, 'above 0 and at most 1', 'from 1 to 10,000')

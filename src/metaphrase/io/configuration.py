@@ -44,9 +44,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Compose a node, up to the maximum nesting depth."""
         if self.depth == MAX_DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, "the file is nested too deeply", self.peek_event().start_mark
-            )
+            raise _invalid(self.peek_event(), "the file is nested too deeply")
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -56,17 +54,19 @@ class _Loader(yaml.SafeLoader):
         """Construct an integer that fits into 64 bits."""
         number = int(super().construct_yaml_int(node))
         if not -(2**63) <= number < 2**63:
-            raise yaml.constructor.ConstructorError(None, None, "the number is too large", node.start_mark)
+            raise _invalid(node, "the number is too large")
         return number
 
     def construct_yaml_str(self, node: Any) -> str:
         """Construct text without unpaired surrogates, which cannot be encoded."""
         text = str(super().construct_yaml_str(node))
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise yaml.constructor.ConstructorError(
-                None, None, "the text contains an unpaired surrogate", node.start_mark
-            )
+            raise _invalid(node, "the text contains an unpaired surrogate")
         return text
+
+
+def _invalid(node: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
@@ -78,11 +78,9 @@ def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
             continue
         key = loader.construct_object(key_node, deep=True)
         if isinstance(key, list | dict | set):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key must be a scalar, not a list", key_node.start_mark
-            )
+            raise _invalid(key_node, "a key must be a scalar, not a list")
         if key in written:
-            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+            raise _invalid(key_node, f"duplicate key {key!r}")
         written.add(key)
     loader.flatten_mapping(node)
     keys.update(loader.construct_mapping(node, deep=True))

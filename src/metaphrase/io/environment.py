@@ -61,7 +61,7 @@ def hardware() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The name of the CPU, or the architecture if the system does not tell it."""
+    """The name of the CPU, or the architecture if the system does not report it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

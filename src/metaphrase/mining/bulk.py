@@ -76,28 +76,20 @@ def encode(
     prompt = _prompt(model, prompt, prompt_name)
     budget = tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
     model.eval()
-
-    def embed(window: list[str]) -> Tensor:
-        if not is_sortable(model):
-            return model.encode(
-                window,
-                prompt=prompt or "",
-                normalize_embeddings=normalize_embeddings,
-                convert_to_tensor=True,
-                show_progress_bar=False,
-            )
-        with packed(model), bfloat16(model, enabled=bf16):
-            return _embed(model, window, budget, prompt, normalize_embeddings)
-
     if not len(sentences):
         nothing = torch.zeros(0, model.get_embedding_dimension(), device=model.device)
         return nothing if convert_to_tensor else nothing.cpu().numpy()
     windows = []
     for first in range(0, len(sentences), WINDOW):
-        windows.append(embed(list(sentences[first : first + WINDOW])))
-        if not convert_to_tensor:
-            windows[-1] = _array(windows[-1])
-        advance(len(windows[-1]))
+        window = list(sentences[first : first + WINDOW])
+        if is_sortable(model):
+            with packed(model), bfloat16(model, enabled=bf16):
+                embeddings_nh = _embed(model, window, budget, prompt, normalize_embeddings)
+        else:
+            how = {"prompt": prompt or "", "normalize_embeddings": normalize_embeddings, "show_progress_bar": False}
+            embeddings_nh = model.encode(window, convert_to_tensor=True, **how)
+        windows.append(embeddings_nh if convert_to_tensor else _array(embeddings_nh))
+        advance(len(window))
     return torch.cat(windows) if convert_to_tensor else np.concatenate(windows)
 
 

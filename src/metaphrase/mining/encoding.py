@@ -19,8 +19,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import embed_texts, work_manifest
-from metaphrase.mining.tasks import run_tasks
+from metaphrase.mining.shards import load_rows, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -69,27 +68,25 @@ def encode_file(
     with work_folder_of(output) as work:
         pin = PinnedFile.of(text)
         model = load_encoder(search.model, max_length=search.max_length)
-        manifest = work_manifest(model, search, {"input": pin.sha256, "column": column})
-        open_work_folder(work, manifest)
+        open_work_folder(work, work_manifest(model, search, {"input": pin.sha256, "column": column}))
         with unchanged([pin]):
             sentences = Sentences.write(work / "text", read)
-        finish = partial(encode_file, text, output, search, column=column)
-        made = run_tasks(
-            engine,
-            search,
-            manifest["encoder"],
+        made = make_shards(
+            model,
             [("text", sentences)],
             {},
             work,
+            search,
+            engine,
             with_rows=True,
-            finish=finish,
+            finish=partial(encode_file, text, output, search, column=column),
+            begin=begin,
             note=note,
         )
         if made is None:
             return None
         with made as folder, replacing(written[0]) as partial_file, partial_file.open("wb") as file:
-            advance = begin("Embedding", len(sentences))
-            blocks = embed_texts(model, sentences, folder / "text" / "embeddings", search, advance).blocks
+            blocks = load_rows(folder / "text" / "embeddings", len(sentences), search.shard_size).blocks
             shape, descr = (len(sentences), blocks[0].shape[1]), np.lib.format.dtype_to_descr(blocks[0].dtype)
             header = {"descr": descr, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)

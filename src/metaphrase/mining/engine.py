@@ -45,14 +45,7 @@ from metaphrase.io.work_folders import MANIFEST
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.search import Rows, faiss
 from metaphrase.mining.sentences import Sentences
-from metaphrase.mining.shards import (
-    INDEX,
-    RECALL,
-    build_index,
-    embed_texts,
-    load_rows,
-    search_shards,
-)
+from metaphrase.mining.shards import INDEX, RECALL, build_index, embed_texts, load_rows, search_shards
 
 TEXTS = ("sentences.txt", "ends.npy", "sentences.json")
 EMBEDDINGS, NEIGHBOURS = "embeddings/*.npy", "neighbours/*.npz"
@@ -62,14 +55,9 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What every task needs.
+    """What every task needs: the storage, the search, the digest of the encoder, and the number of sentences of each side.
 
-    Attributes:
-        storage: Folder or URL of all files.
-        search: The encoder, and how neighbours are searched.
-        encoder: Digest of the encoder and its settings.
-        sentences: Number of sentences of each side.
-        pools: For each side whose neighbours are searched, the side that they are searched in.
+    ``pools`` has, for each side whose neighbours are searched, the side that they are searched in.
     """
 
     storage: str
@@ -223,24 +211,10 @@ def run_stages(
 ) -> AbstractContextManager[Path] | None:
     """Run the stages that have files; what is in the storage already is reused.
 
-    Args:
-        engine: The executor and its options.
-        work: What every task needs.
-        texts: Folder with the sentences and their manifest.
-        with_rows: The result has the embeddings, too.
-        finish: Called by the last Slurm job.
-        note: Receives remarks: the number of tasks, and where their logs are.
+    ``texts`` is the folder with the sentences and their manifest; the other arguments are those of `make_shards`.
 
-    Returns:
-        A context with a folder of the neighbours, and the recall of an approximate search; None if the stages were submitted
-        to Slurm.
-
-    Raises:
-        DataMismatchError: The storage holds the work of another command.
-        DataError: A file of the storage is missing or damaged.
-        StorageError: The storage cannot be written.
-        WorkerError: Some tasks failed repeatedly.
-        UsageError: The executor does not accept its arguments, Slurm not the job, or the storage requires another package.
+    Returns a context with a folder of the neighbours, the recall of an approximate search and, ``with_rows``, the
+    embeddings; None if the stages were submitted to Slurm.
     """
     try:
         storage = get_datafolder(work.storage)
@@ -363,10 +337,7 @@ def _prepare_worker(started: Any, devices: Sequence[str]) -> None:
 def staged(storage: DataFolder, patterns: Sequence[str], made: Sequence[str] = ()) -> Iterator[Path]:
     """Copy files of a storage to a temporary folder, and repeat its changes at the end. A local storage is used itself.
 
-    Args:
-        storage: The storage.
-        patterns: Files that must exist.
-        made: Files that are copied if they exist.
+    Files of the ``patterns`` must exist; those of ``made`` are copied if they exist.
 
     Raises:
         DataError: There are no such files.
@@ -405,7 +376,7 @@ def _changes(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _copy_texts(texts: Path, storage: DataFolder, sides: Iterable[str]) -> None:
-    """Put the sentences into a storage of another place, where it lacks them."""
+    """Copy the sentences to a storage elsewhere, unless they are already there."""
     if storage.is_local() and Path(storage.resolve_paths("")) == texts.resolve():
         return
     is_kept = storage.isfile(MANIFEST)

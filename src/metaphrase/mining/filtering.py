@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,6 @@ from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.corpus.writing import is_tsv, write_corpus
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.encoders.prompts import resolve_prompt
-from metaphrase.io.digests import encoder_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
@@ -32,14 +29,7 @@ from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOption
 from metaphrase.mining.output import histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
-from metaphrase.mining.shards import (
-    SIDES,
-    describe_recall,
-    embed_texts,
-    search_shards,
-    work_manifest,
-)
-from metaphrase.mining.tasks import run_tasks
+from metaphrase.mining.shards import SIDES, load_neighbours, load_rows, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -102,127 +92,76 @@ def filter_corpus(
     options.check()
     engine.check()
     check_device(search.search_device, here=engine.executor is None)
-    with work_folder_of(options.output) as work:
-        return _filter(options, search, engine, work, begin, note)
-
-
-def _filter(
-    options: FilterOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    work: Path,
-    begin: Begin,
-    note: Callable[[str], Any],
-) -> FilterResult | None:
-    """Filter with a work folder that no other process uses."""
     start = time.perf_counter()
-    corpus = options.load_bitext(options.corpus)
-    dataset = corpus.dataset
-    assert isinstance(dataset, Dataset)
-    model = load_encoder(search.model, max_length=search.max_length)
-    output, summary = options.outputs
-    # A data set of the Hub has a commit instead of a digest.
-    inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
-    names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
-    # As a list: the order of the files is that of the embeddings.
-    loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
-    loaded["deep"] = options.negatives > 0
-    open_work_folder(work, work_manifest(model, search, loaded))
-    scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
-    if scored is None:
-        return None
-    score_n, negatives = scored
-    if options.negatives:
-        dataset = dataset.remove_columns([name for name in ("negatives",) if name in dataset.column_names])
-        dataset = dataset.add_column("negatives", negatives, feature=Value("string"))
-
-    kept_n = np.argsort(-score_n, kind="stable")[: options.top]
-    kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
-    dataset = add_scores(dataset, score_n, as_string=is_tsv(output))
-    write_corpus(dataset.select(kept_n), output)
-    facts = {
-        "output": output.name,
-        "inputs": inputs,
-        "pairs": len(score_n),
-        "kept": len(kept_n),
-        "threshold": options.threshold,
-        "histogram": histogram(score_n),
-        "settings": {**asdict(search), "score": options.score, "margin": options.margin, "top": options.top}
-        | {"negatives": options.negatives},
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-    write_json(summary, facts)
-    clear_work_folder(work)
-    return FilterResult(score_n, kept_n, facts, (output, summary))
-
-
-def score_pairs(
-    dataset: Dataset,
-    model: SentenceTransformer,
-    work: Path,
-    options: FilterOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    *,
-    begin: Begin = no_progress,
-    note: Callable[[str], Any] = logger.info,
-) -> tuple[NDArray[np.float64], list[str]] | None:
-    """Score every pair, and find its hard negatives; neighbours are searched among the pairs of the same languages.
-
-    Returns None if Slurm jobs were submitted.
-    """
-    labels = [language_pair(*codes) for codes in zip(dataset["source_lang"], dataset["target_lang"], strict=True)]
-    rows_of: dict[str, list[int]] = {}
-    for at, label in enumerate(labels):
-        rows_of.setdefault(label, []).append(at)
-    if engine.storage is None:
-        check_disk(_needs(dataset, rows_of, model, _deep(options, search)), work, note)
-    made = _run_tasks(dataset, rows_of, model, work, options, search, engine, note)
-    if made is None:
-        return None
-    score_n = np.empty(len(labels))
-    negatives = [""] * len(labels)
-    with made as folder:
-        for label, rows in rows_of.items():
-            sides = {side: list(dataset.select(rows)[side]) for side in SIDES}
-
-            def begin_side(task: str, total: int, label: str = label) -> Callable[[int], None]:
-                return begin(f"{label}: {task}", total)
-
-            score_n[rows], found = _score_language(sides, model, folder / label, options, search, begin_side, note)
-            for row, texts in zip(rows, found, strict=True):
-                negatives[row] = SEPARATOR.join(texts)
-    return score_n, negatives
+    with work_folder_of(options.output) as work:
+        corpus = options.load_bitext(options.corpus)
+        dataset = corpus.dataset
+        assert isinstance(dataset, Dataset)
+        model = load_encoder(search.model, max_length=search.max_length)
+        output, summary = options.outputs
+        # A data set of the Hub has a commit instead of a digest.
+        inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
+        names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
+        # As a list: the order of the files is that of the embeddings.
+        loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
+        loaded["deep"] = options.negatives > 0
+        open_work_folder(work, work_manifest(model, search, loaded))
+        rows_of = _rows_by_languages(dataset)
+        parts = {label: dataset.select(rows) for label, rows in rows_of.items()}
+        deep = replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
+        if engine.storage is None:
+            check_disk(_needs(parts.values(), model, deep), work, note)
+        made = make_shards(
+            model,
+            ((f"{label}/{side}", distinct_texts([part[side]])[0]) for label, part in parts.items() for side in SIDES),
+            {f"{label}/{side}": f"{label}/{other}" for label in parts for side, other in _searched(options).items()},
+            work,
+            deep,
+            engine,
+            with_rows=True,
+            finish=partial(filter_corpus, options, search),
+            begin=begin,
+            note=note,
+        )
+        if made is None:
+            return None
+        score_n, negatives = np.empty(len(dataset)), np.full(len(dataset), "", dtype=object)
+        with made as folder:
+            for label, rows in rows_of.items():
+                score_n[rows], negatives[rows] = _score_language(
+                    parts[label], folder / label, options, deep, search.k, note
+                )
+        if options.negatives:
+            if "negatives" in dataset.column_names:
+                dataset = dataset.remove_columns("negatives")
+            dataset = dataset.add_column("negatives", negatives.tolist(), feature=Value("string"))
+        kept_n = np.argsort(-score_n, kind="stable")[: options.top]
+        kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
+        scores = [f"{score:.6f}" for score in score_n] if is_tsv(output) else score_n.round(6).tolist()
+        write_corpus(dataset.add_column("score", scores).select(kept_n), output)
+        facts = {
+            "output": output.name,
+            "inputs": inputs,
+            "pairs": len(score_n),
+            "kept": len(kept_n),
+            "threshold": options.threshold,
+            "histogram": histogram(score_n),
+            "settings": asdict(search)
+            | {name: getattr(options, name) for name in ("score", "margin", "top", "negatives")},
+            "versions": versions(),
+            "seconds": round(time.perf_counter() - start, 2),
+        }
+        write_json(summary, facts)
+        clear_work_folder(work)
+        return FilterResult(score_n, kept_n, facts, (output, summary))
 
 
-def _run_tasks(
-    dataset: Dataset,
-    rows_of: Mapping[str, Sequence[int]],
-    model: SentenceTransformer,
-    work: Path,
-    options: FilterOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    note: Callable[[str], Any],
-) -> AbstractContextManager[Path] | None:
-    """Make the embeddings and neighbours of all languages in the tasks of an engine."""
-    searched = _searched(options).items()
-    return run_tasks(
-        engine,
-        _deep(options, search),
-        encoder_digest(model, resolve_prompt(model, search.prompt_name)),
-        (
-            (f"{label}/{side}", distinct_texts([dataset.select(rows)[side]])[0])
-            for label, rows in rows_of.items()
-            for side in SIDES
-        ),
-        {f"{label}/{side}": f"{label}/{other}" for label in rows_of for side, other in searched},
-        work,
-        with_rows=True,
-        finish=partial(filter_corpus, options, search),
-        note=note,
-    )
+def _rows_by_languages(dataset: Dataset) -> dict[str, list[int]]:
+    """The row numbers of each pair of languages."""
+    rows: dict[str, list[int]] = {}
+    for at, codes in enumerate(zip(dataset["source_lang"], dataset["target_lang"], strict=True)):
+        rows.setdefault(language_pair(*codes), []).append(at)
+    return rows
 
 
 def _searched(options: FilterOptions) -> dict[str, str]:
@@ -233,19 +172,11 @@ def _searched(options: FilterOptions) -> dict[str, str]:
     return {"source": "target"} if options.negatives else {}
 
 
-def _deep(options: FilterOptions, search: SearchOptions) -> SearchOptions:
-    """The search, with as many neighbours as negatives are chosen from."""
-    return replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
-
-
-def _needs(
-    dataset: Dataset, rows_of: Mapping[str, Sequence[int]], model: SentenceTransformer, search: SearchOptions
-) -> dict[str, int]:
+def _needs(parts: Iterable[Dataset], model: SentenceTransformer, search: SearchOptions) -> dict[str, int]:
     """Resources for all pairs of languages: the sum of their disk space, and the memory of the largest."""
     disk, memory = 0, 0
-    for rows in rows_of.values():
-        chosen = dataset.select(rows)
-        sides = [set(chosen[column]) for column in ("source", "target")]
+    for part in parts:
+        sides = [set(part[side]) for side in SIDES]
         size = sum(len(text.encode()) for side in sides for text in side)
         needed = estimate_needs(len(sides[0]), len(sides[1]), model, search, size)
         disk += needed["disk"]
@@ -254,38 +185,28 @@ def _needs(
 
 
 def _score_language(
-    texts_of: Mapping[str, Sequence[str]],
-    model: SentenceTransformer,
-    work: Path,
+    dataset: Dataset,
+    folder: Path,
     options: FilterOptions,
     search: SearchOptions,
-    begin: Begin,
+    k: int,
     note: Callable[[str], Any],
-) -> tuple[NDArray[Any], list[list[str]]]:
+) -> tuple[NDArray[Any], list[str]]:
     """Scores and negatives of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
-    rows, row_of = {}, []
-    targets: list[str] = []
-    for side, texts in texts_of.items():
-        targets, (row_n,) = distinct_texts([texts])
-        advance = begin(f"embedding {side}s", len(targets))
-        rows[side] = embed_texts(model, targets, work / side / "embeddings", search, advance)
-        row_of.append(row_n)
-    source_n, target_n = row_of
+    _, (source_n,) = distinct_texts([dataset["source"]])
+    targets, (target_n,) = distinct_texts([dataset["target"]])
+    numbers = {"source": source_n, "target": target_n}
+    counts = {side: int(row_n.max()) + 1 for side, row_n in numbers.items()}
+    rows = [load_rows(folder / side / "embeddings", counts[side], search.shard_size) for side in SIDES]
     cosine_n = np.empty(len(source_n), dtype=np.float32)
     for first in range(0, len(cosine_n), search.shard_size):
         chunk = slice(first, first + search.shard_size)
-        vectors = (rows[side].take(row_n[chunk]) for side, row_n in zip(SIDES, row_of, strict=True))
-        cosine_n[chunk] = np.einsum("nh,nh->n", *vectors)
-    k, search = search.k, _deep(options, search)
-    found = {}
-    for side, other in _searched(options).items():
-        advance = begin(f"neighbours of {side}s", len(rows[side]))
-        found[side], share = search_shards(rows[side], rows[other], work / side, search, advance)
-        if share is not None:
-            note(describe_recall(search, share, side))
-    negatives: list[list[str]] = [[]] * len(cosine_n)
+        cosine_n[chunk] = np.einsum("nh,nh->n", rows[0].take(source_n[chunk]), rows[1].take(target_n[chunk]))
+    found = {side: load_neighbours(folder / side, counts[side], search, note)[0] for side in _searched(options)}
+    negatives = [""] * len(cosine_n)
     if options.negatives:
-        negatives = hard_negatives(found["source"], source_n, target_n, cosine_n, targets, options.negatives)
+        near = hard_negatives(found["source"], source_n, target_n, cosine_n, targets, options.negatives)
+        negatives = list(map(SEPARATOR.join, near))
     if options.score == "cosine":
         return cosine_n, negatives
     means = [Neighbours(one.similarity_qk[:, :k], one.row_qk[:, :k]).mean_q for one in found.values()]
@@ -300,18 +221,10 @@ def hard_negatives(
     targets: Sequence[str],
     count: int,
 ) -> list[list[str]]:
-    """The targets most similar to each source that are not its translation, nor nearly as similar.
+    """The targets most similar to the source of each pair that are not its translation, nor nearly as similar.
 
-    Args:
-        found: Neighbours of the distinct sources among the distinct targets.
-        source_n: Distinct source of each pair.
-        target_n: Distinct target of each pair.
-        cosine_n: Cosine of each pair.
-        targets: The distinct targets.
-        count: Maximum number of negatives of a pair.
-
-    Returns:
-        The negatives of each pair, the most similar first.
+    ``found`` are the neighbours of the distinct sources among the distinct ``targets``; ``source_n`` and ``target_n`` are
+    their numbers in each pair. Returns up to ``count`` negatives of each pair, the most similar first.
     """
     translations: dict[int, set[int]] = {}
     for source, target in zip(source_n.tolist(), target_n.tolist(), strict=True):
@@ -323,10 +236,3 @@ def hard_negatives(
         kept = [row for row, one in near if row >= 0 and row not in right and one <= MOST_SIMILAR * cosine]
         negatives.append([targets[row] for row in kept[:count]])
     return negatives
-
-
-def add_scores(dataset: Dataset, score_n: NDArray[np.float64], *, as_string: bool) -> Dataset:
-    """Add the column ``score`` to a corpus, as text for a file format without numbers."""
-    if as_string:
-        return dataset.add_column("score", [f"{score:.6f}" for score in score_n], feature=Value("string"))
-    return dataset.add_column("score", score_n.round(6).tolist(), feature=Value("float64"))

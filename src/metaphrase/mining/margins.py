@@ -17,15 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from metaphrase.io.arguments import Count, checked
 from metaphrase.mining.options import Index, Margin, Retrieval
-from metaphrase.mining.search import (
-    QUERIES,
-    Approximate,
-    Neighbours,
-    Rows,
-    nearest_neighbours,
-    recall,
-    unit_rows,
-)
+from metaphrase.mining.search import QUERIES, Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +30,7 @@ _SMALLEST = 1e-6
 
 
 class Pairs(NamedTuple):
-    """Pairs of sentences with their scores.
-
-    Attributes:
-        score_c: Margin scores, float64.
-        source_c: Rows of the sources.
-        target_c: Rows of the targets.
-    """
+    """Pairs of sentences: their margin scores, float64, and the row numbers of their sources and targets."""
 
     score_c: NDArray[np.floating]
     source_c: NDArray[np.integer]
@@ -95,20 +81,14 @@ def margin_score(
 
 
 def neighbour_scores(forward: Neighbours, backward: Neighbours, margin: Margin = "ratio") -> NDArray[np.floating]:
-    """Compute the margin of each query with each of its neighbours, ``-inf`` for missing neighbours.
+    """Compute the margin of each query with each of its neighbours, ``-inf`` for missing neighbours; see `margin_score`.
 
-    Args:
-        forward: Neighbours of the queries among the other side.
-        backward: Neighbours of the other side among the queries.
-        margin: See `margin_score`.
-
-    Returns:
-        Shape ``(queries, k)``.
+    ``forward`` are the neighbours of the queries among the other side, ``backward`` those of the other side among the
+    queries. Returns an array of shape ``(queries, k)``.
     """
     mean_q, other_mean = forward.mean_q, backward.mean_q
     score_qk = margin_score(forward.similarity_qk, mean_q[:, None], other_mean[forward.row_qk], margin)
-    if forward.row_qk.size and forward.row_qk.min() < 0:
-        score_qk[forward.row_qk < 0] = -np.inf
+    score_qk[forward.row_qk < 0] = -np.inf
     return score_qk
 
 
@@ -158,13 +138,10 @@ def select_pairs(
 
 
 def one_to_one(pairs: Pairs) -> Pairs:
-    """Take pairs in order, and use each sentence once.
+    """Take pairs in order, which are sorted best first, and use each sentence once.
 
     Each round takes the pairs that come first for both of their sentences, and discards the other pairs of these
     sentences. A few rounds select the same pairs as a loop over all of them.
-
-    Args:
-        pairs: Best first.
 
     >>> one_to_one(Pairs(np.array([3, 2, 1]), np.array([0, 0, 1]), np.array([1, 0, 0]))).target_c
     array([1, 0])
@@ -211,12 +188,7 @@ def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Thres
 
     It lies midway between the last pair that is kept and the next one, or just below the last pair. Pairs with equal
     scores are not separated. The highest of equally good thresholds wins. If no pair is correct, the threshold keeps
-    none.
-
-    Args:
-        score_c: Score of each pair.
-        correct_c: Whether the pair is correct.
-        gold: Number of correct pairs, found or not.
+    none. ``gold`` is the number of correct pairs, found or not.
 
     Raises:
         ValueError: The arguments differ in length, or there are no gold pairs.
@@ -272,7 +244,7 @@ def suggest_threshold(
     pair that it then enters is wrong. The best pairs are taken as translations and removed, and pairs are selected again.
     The number of wrong pairs follows from the low scores, below the median of these, where nearly all pairs are wrong.
 
-    The estimate is rough, and too good if few sentences have a translation. Inspect pairs on both sides of the threshold.
+    The estimate is rough, and optimistic if few sentences have a translation. Inspect pairs on both sides of the threshold.
 
     Args:
         pairs: What `select_pairs` returned with the other arguments.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ class MiningOptions:
         "forward: each source with its best target; backward: each target with its best source; intersection: "
         "the pairs found in both directions; max: the pairs found in either direction, best first, each sentence once.",
     )
-    threshold: str | None = option(
+    threshold: Finite | Literal["auto"] | None = option(
         None,
         "Minimum score of a pair. auto: the threshold with the best expected F1, a rough estimate. Default: keep all pairs.",
     )
@@ -121,11 +120,8 @@ class MiningOptions:
         """
         return _language(self.source, self.source_lang, "source"), _language(self.target, self.target_lang, "target")
 
-    def check(self) -> float | Literal["auto"] | None:
+    def check(self) -> None:
         """Check that the options are consistent.
-
-        Returns:
-            The threshold.
 
         Raises:
             ValueError: An option is invalid, or an output is a text to mine.
@@ -136,14 +132,6 @@ class MiningOptions:
         for text in (self.source, self.target):
             check_regular(Path(text))
         check_files(self.outputs, [self.source, self.target])
-        if self.threshold is None:
-            return None
-        if self.threshold == "auto":
-            return "auto"
-        with suppress(ValueError):
-            if math.isfinite(threshold := float(self.threshold)):
-                return threshold
-        raise UsageError(f"--threshold must be a number or 'auto', but is {self.threshold!r}.")
 
 
 @checked

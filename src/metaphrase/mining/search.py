@@ -18,6 +18,7 @@ from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.environment import install_command
 from metaphrase.io.files import replacing
+from metaphrase.io.progress import Advance
 from metaphrase.mining.options import Index
 from metaphrase.modeling.functional import check_finite_rows
 
@@ -75,13 +76,9 @@ def _float32(rows_nh: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
-    """Normalise embeddings to float32 rows of length 1.
+    """Normalise embeddings, shape ``(sentences, hidden)``, to float32 rows of length 1. Zero rows stay zero.
 
-    Args:
-        embeddings_nh: Embeddings, shape ``(sentences, hidden)``.
-
-    Returns:
-        The array itself if its rows already have length 1, otherwise a copy. Zero rows stay zero.
+    Returns the array itself if its rows already have length 1, otherwise a copy.
 
     Raises:
         ValueError: The array does not have two dimensions.
@@ -127,11 +124,9 @@ class Neighbours(NamedTuple):
     @property
     def mean_q(self) -> NDArray[np.float32]:
         """Mean cosine of a query with its neighbours, shape ``(queries,)``."""
-        if self.row_qk.size and self.row_qk.min() < 0:
-            found_qk = self.row_qk >= 0
-            total_q = np.where(found_qk, self.similarity_qk, 0).sum(axis=1)
-            return total_q / np.maximum(found_qk.sum(axis=1), 1, dtype=np.float32)
-        return self.similarity_qk.mean(axis=1)
+        found_qk = self.row_qk >= 0
+        total_q = np.where(found_qk, self.similarity_qk, 0).sum(axis=1)
+        return total_q / np.maximum(found_qk.sum(axis=1), 1, dtype=np.float32)
 
     def take(self, rows: slice) -> Neighbours:
         """Return the neighbours of some queries."""
@@ -143,16 +138,15 @@ class Approximate:
 
     The index stores one byte per dimension (``SQ8``). Similarities, margins and the order of its results are exact;
     `recall` measures what it misses.
-
-    Args:
-        index: The trained and filled index.
     """
 
     def __init__(self, index: Any) -> None:
         self.index = index
 
     @classmethod
-    def build(cls, pool: Rows, kind: Index, *, probes: int = 16, seed: int = 0) -> Approximate:
+    def build(
+        cls, pool: Rows, kind: Index, *, probes: int = 16, seed: int = 0, advance: Advance = lambda n: None
+    ) -> Approximate:
         """Train an index on a sample of rows, and add all rows.
 
         Args:
@@ -160,6 +154,7 @@ class Approximate:
             kind: ``"ivf"``, cells of which the nearest are searched, or ``"hnsw"``, a graph of neighbours.
             probes: Cells of ``"ivf"`` searched per query; for ``"hnsw"``, ``efSearch`` is four times this number.
             seed: Seed of the sample.
+            advance: Called with the number of newly added rows.
 
         Raises:
             ImportError: faiss is not installed.
@@ -178,6 +173,7 @@ class Approximate:
         index.train(pool.take(np.unique(drawn_n) if n > size else np.arange(n)))
         for at in range(len(pool.blocks)):
             index.add(pool.block(at))
+            advance(len(pool.blocks[at]))
         if kind == "ivf":
             index.nprobe = min(probes, cells)
         else:

@@ -1,14 +1,14 @@
 """Embeddings and neighbours on disk, one file per shard: a killed run resumes after its last shard.
 
-Memory holds one shard at a time.
+They are made in this process, where memory holds one shard at a time, or in tasks of an engine.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,13 +24,12 @@ from metaphrase.io.digests import encoder_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import Advance, Begin
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
-from metaphrase.mining.options import SHARD, SearchOptions
+from metaphrase.mining.options import SHARD, EngineOptions, SearchOptions
 from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
+from metaphrase.mining.sentences import Sentences
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.precision import bfloat16
-
-logger = logging.getLogger(__name__)
 
 SIDES = ("source", "target")
 #: Queries whose exact neighbours measure the recall of an approximate search.
@@ -70,21 +69,21 @@ def encode_shards(
 
 
 def load_rows(folder: Path, count: int, size: int) -> Rows:
-    """Memory-map the embeddings of ``count`` texts, in shards of ``size``, that several tasks made.
-
-    Raises:
-        DataError: A shard is missing or damaged.
-    """
+    """Memory-map the embeddings of ``count`` texts, in shards of ``size``; a missing or damaged one is a `DataError`."""
     return Rows(_Mapped([path for path, _ in _load(folder, ".npy", count, size, _read_rows)]))
 
 
-def load_neighbours(folder: Path, count: int, size: int) -> Neighbours:
-    """Read the neighbours of ``count`` texts, in shards of ``size``, that several tasks made.
-
-    Raises:
-        DataError: A shard is missing or damaged.
-    """
-    return _join([shard for _, shard in _load(folder, ".npz", count, size, _read_neighbours)])
+def load_neighbours(
+    folder: Path, count: int, search: SearchOptions, note: Callable[[str], Any]
+) -> tuple[Neighbours, float | None]:
+    """Read the neighbours of the ``count`` texts of a side, as `load_rows` does, and the recall of an approximate search."""
+    shards = [shard for _, shard in _load(folder / "neighbours", ".npz", count, search.shard_size, _read_neighbours)]
+    found = Neighbours(*map(np.concatenate, zip(*shards, strict=True)))
+    measured = read_part(folder / RECALL)
+    if measured is None:
+        return found, None
+    note(f"The {search.index} index finds {measured['recall']:.1%} of the {folder.name}s' {search.k} neighbours.")
+    return found, measured["recall"]
 
 
 class _Mapped(Sequence[NDArray[Any]]):
@@ -110,12 +109,6 @@ def _load(
         if shard is None:
             raise DataError(f"{path} is missing or was damaged. Repeat the command: it makes what is missing.")
         yield path, shard
-
-
-def _join(shards: Sequence[Neighbours]) -> Neighbours:
-    return Neighbours(
-        np.concatenate([shard.similarity_qk for shard in shards]), np.concatenate([shard.row_qk for shard in shards])
-    )
 
 
 def _read_rows(count: int, path: Path) -> NDArray[Any]:
@@ -170,76 +163,10 @@ def embed_texts(
         )
 
 
-def search_both(
-    model: SentenceTransformer,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    work: Path,
-    search: SearchOptions,
-    begin: Begin,
-    note: Callable[[str], Any] = logger.info,
-) -> tuple[Neighbours, Neighbours, dict[str, float]]:
-    """Embed both sides and find their neighbours.
-
-    Returns neighbours of the sources and of the targets, and the recall of an approximate search per side.
-    """
-    rows = [
-        embed_texts(model, texts, work / side / "embeddings", search, begin(f"Embedding {side}s", len(texts)))
-        for side, texts in (("source", sources), ("target", targets))
-    ]
-    found, facts = [], {}
-    for side, queries, pool in (("source", rows[0], rows[1]), ("target", rows[1], rows[0])):
-        if search.index != "exact" and not (work / side / INDEX).exists():
-            other = "target" if side == "source" else "source"
-            build_index(pool, work / side, search, begin(f"Index of {other}s", len(pool)))
-        advance = begin(f"Neighbours of {side}s", len(queries))
-        neighbours, share = search_shards(queries, pool, work / side, search, advance)
-        found.append(neighbours)
-        if share is not None:
-            facts[f"{side}_recall"] = round(share, 4)
-            note(describe_recall(search, share, side))
-    return found[0], found[1], facts
-
-
-def load_both(
-    folder: Path, sentences: Mapping[str, int], search: SearchOptions, note: Callable[[str], Any] = logger.info
-) -> tuple[Neighbours, Neighbours, dict[str, float]]:
-    """Read what `search_both` returns, and several tasks made.
-
-    Raises:
-        DataError: A shard is missing or damaged.
-    """
-    found = [load_neighbours(folder / side / "neighbours", sentences[side], search.shard_size) for side in SIDES]
-    recalls = {side: share for side in SIDES if (share := load_recall(folder / side)) is not None}
-    for side, share in recalls.items():
-        note(describe_recall(search, share, side))
-    return found[0], found[1], {f"{side}_recall": round(share, 4) for side, share in recalls.items()}
-
-
-def describe_recall(search: SearchOptions, share: float, side: str) -> str:
-    """The recall of an approximate search as a sentence."""
-    return f"The {search.index} index finds {share:.1%} of the {side}s' {search.k} neighbours."
-
-
-class CountedRows(Rows):
-    """Rows that report how many of them have been read, block by block."""
-
-    def __init__(self, rows: Rows, advance: Advance) -> None:
-        super().__init__(rows.blocks)
-        self.advance = advance
-
-    def block(self, at: int) -> NDArray[np.float32]:
-        """Return a block as float32, and count the one before it."""
-        if at:
-            self.advance(self.size)
-        return super().block(at)
-
-
 def build_index(pool: Rows, folder: Path, search: SearchOptions, advance: Advance = lambda n: None) -> Approximate:
     """Build the approximate index of some rows, and keep it in a folder."""
-    index = Approximate.build(CountedRows(pool, advance), search.index, probes=search.probes)
+    index = Approximate.build(pool, search.index, probes=search.probes, advance=advance)
     index.save(folder / INDEX)
-    advance(len(pool.blocks[-1]))
     return index
 
 
@@ -250,12 +177,13 @@ def search_shards(
     search: SearchOptions,
     advance: Advance = lambda n: None,
     part: slice = ALL,
-) -> tuple[Neighbours, float | None]:
+) -> None:
     """Find the neighbours of rows in a pool, in shards. Existing shards are reused.
 
-    Returns also the recall of an approximate search, whose index is built unless it exists.
+    An approximate search builds its index unless it exists, and measures its recall.
     """
     device = search.search_device or ("cuda" if torch.cuda.is_available() else None)
+    first = folder / "neighbours" / f"{0:06d}.npz"
 
     def exactly(query_qh: NDArray[np.float32]) -> Neighbours:
         return nearest_neighbours(query_qh, pool, search.k, device=device)
@@ -264,31 +192,60 @@ def search_shards(
     def index() -> Approximate:
         return read_kept(folder / INDEX, partial(_read_index, len(pool))) or build_index(pool, folder, search)
 
-    def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
-        return index().search(query_qh, pool, search.k)
-
-    shards = []
     for at in range(len(queries.blocks))[part]:
-        path = folder / "neighbours" / f"{at:06d}.npz"
-        shard = read_kept(path, partial(_read_neighbours, len(queries.blocks[at])))
-        if shard is None:
-            shard = (exactly if search.index == "exact" else approximately)(queries.block(at))
+        path = first.with_name(f"{at:06d}.npz")
+        if read_kept(path, partial(_read_neighbours, len(queries.blocks[at]))) is None:
+            query_qh = queries.block(at)
+            shard = exactly(query_qh) if search.index == "exact" else index().search(query_qh, pool, search.k)
             with write_atomically(path) as file:
                 np.savez(file, similarity=shard.similarity_qk, row=shard.row_qk)
-        shards.append(shard)
         advance(len(queries.blocks[at]))
-    found = _join(shards)
-    if search.index == "exact":
-        return found, None
-    share = load_recall(folder)
-    if share is None and not part.start:  # these are the neighbours of the first shard
+    if search.index != "exact" and not part.start and read_part(folder / RECALL) is None:
         tried_qh = queries.block(0)[:_TRIED]
-        share = recall(found.take(slice(len(tried_qh))), exactly(tried_qh))
-        write_part(folder / RECALL, {"recall": share})
-    return found, share
+        found = _read_neighbours(len(queries.blocks[0]), first).take(slice(len(tried_qh)))
+        write_part(folder / RECALL, {"recall": recall(found, exactly(tried_qh))})
 
 
-def load_recall(folder: Path) -> float | None:
-    """Read the recall of an approximate search; None if it was exact."""
-    kept = read_part(folder / RECALL)
-    return kept["recall"] if kept else None
+def make_shards(
+    model: SentenceTransformer,
+    texts: Iterable[tuple[str, Sequence[str]]],
+    pools: Mapping[str, str],
+    work: Path,
+    search: SearchOptions,
+    engine: EngineOptions,
+    *,
+    with_rows: bool,
+    finish: Callable[..., Any],
+    begin: Begin,
+    note: Callable[[str], Any],
+) -> AbstractContextManager[Path] | None:
+    """Make the embeddings and neighbours of some texts, unless they are already there.
+
+    ``texts`` are the distinct, non-empty texts of each side; ``pools`` has, for each side whose neighbours are searched, the
+    side that they are searched in. The work folder has a manifest. The last Slurm job calls ``finish`` with the options of an
+    engine that finds everything made.
+
+    Returns a context with the folder of the shards, a folder for each side, which has the embeddings, too, if
+    ``with_rows``; None if the tasks were submitted to Slurm.
+    """
+    if engine.executor is None:
+        rows = {
+            side: embed_texts(
+                model, of_side, work / side / "embeddings", search, begin(f"Embedding {side}s", len(of_side))
+            )
+            for side, of_side in texts
+        }
+        for side, pool in pools.items():
+            if search.index != "exact" and not (work / side / INDEX).exists():
+                build_index(rows[pool], work / side, search, begin(f"Index of {pool}s", len(rows[pool])))
+            advance = begin(f"Neighbours of {side}s", len(rows[side]))
+            search_shards(rows[side], rows[pool], work / side, search, advance)
+        return nullcontext(work)
+    os.environ.setdefault("LOGURU_DIAGNOSE", "NO")  # else datatrove logs the variables of a failed task, too
+    from metaphrase.mining.engine import Work, run_stages  # of an extra
+
+    counts = {side: len(Sentences.write(work / side, partial(iter, of_side))) for side, of_side in texts}
+    encoder = encoder_digest(model, resolve_prompt(model, search.prompt_name))
+    given = Work(engine.storage or str(work.resolve()), search, encoder, counts, pools)
+    last = partial(finish, replace(engine, executor="local", executor_args=[]))
+    return run_stages(engine, given, work, with_rows=with_rows, finish=last, note=note)

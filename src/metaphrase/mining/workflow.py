@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from metaphrase.corpus.text import normalised
 from metaphrase.encoders.loading import load_encoder
@@ -26,10 +25,9 @@ from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_th
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
-from metaphrase.mining.search import Neighbours, check_device
+from metaphrase.mining.search import check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import SIDES, load_both, search_both, work_manifest
-from metaphrase.mining.tasks import run_tasks
+from metaphrase.mining.shards import SIDES, load_neighbours, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -89,154 +87,110 @@ def mine_files(
     """
     search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
-    threshold = options.check()
+    options.check()
     engine.check()
     check_device(search.search_device, here=engine.executor is None)
-    if threshold == "auto" and search.k < 2:
+    if options.threshold == "auto" and search.k < 2:
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
-    with work_folder_of(options.output) as work:
-        return _mine(options, search, engine, threshold, work, begin, note)
-
-
-def _mine(
-    options: MiningOptions,
-    search: SearchOptions,
-    engine: EngineOptions,
-    threshold: float | Literal["auto"] | None,
-    work: Path,
-    begin: Begin,
-    note: Callable[[str], Any],
-) -> MiningResult | None:
-    """Mine with a work folder that no other process uses."""
     start = time.perf_counter()
-    languages = options.languages
-    output, summary, sample, picture = options.outputs
-    inputs = [(options.source, options.source_column), (options.target, options.target_column)]
-    read = [partial(read_sentences, path, column) for path, column in inputs]
-    for side, text in zip(SIDES, read, strict=True):
-        check_text(side, text)
-    pins = [PinnedFile.of(path) for path, _ in inputs]
-    model = load_encoder(search.model, max_length=search.max_length)
-    files = [
-        {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
-    ]
-    manifest = work_manifest(model, search, {"inputs": files})
-    open_work_folder(work, manifest)
-
-    with unchanged(pins):
-        sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
-    note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
-    size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
-    if engine.storage is None:
-        check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
-    given = {"source": sources, "target": targets}
-    pools = {"source": "target", "target": "source"}
-    finish = partial(mine_files, options, search)
-    made = run_tasks(
-        engine, search, manifest["encoder"], given.items(), pools, work, with_rows=False, finish=finish, note=note
-    )
-    if made is None:
-        return None
-    with made as folder:
-        if engine.executor is None:
-            found = search_both(model, sources, targets, folder, search, begin, note)
-        else:
-            found = load_both(folder, {side: len(given[side]) for side in SIDES}, search, note)
-    forward, backward, recalls = found
-    chosen = _select(forward, backward, sources, targets, options, threshold)
-    write_scored_pairs(chosen.kept, sources, targets, languages, output, work)
-    texts = zip(SIDES, languages, (options.source, options.target), files, (sources, targets), strict=True)
-    suggested = chosen.suggestion.threshold if chosen.suggestion else None
-    facts = {
-        "output": output.name,
-        "pairs": len(chosen.kept.score_c),
-        "candidates": chosen.candidates,
-        "copies_dropped": chosen.candidates - len(chosen.pairs.score_c),
-        "threshold": chosen.threshold,
-        "suggested_threshold": suggested,
-        "expected": chosen.suggestion
-        and {name: round(getattr(chosen.suggestion, name), 3) for name in ("precision", "recall", "f1")},
-        "quantiles": quantiles(chosen.pairs.score_c),
-        "histogram": histogram(chosen.pairs.score_c),
-        **{
-            side: {"lang": language, "file": Path(path).name, **file, **sentences.facts}
-            for side, language, path, file, sentences in texts
-        },
-        "settings": {
-            **asdict(search),
-            "prompt": resolve_prompt(model, search.prompt_name),
-            "margin": options.margin,
-            "retrieval": options.retrieval,
-            "top": options.top,
-            **recalls,
-        },
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 2),
-    }
-    written = [output, write_json(summary, facts)]
-    around = suggested if chosen.threshold is None else chosen.threshold
-    written.append(write_sample(chosen.pairs, sources, targets, around, sample))
-    written += draw_histogram(chosen.pairs, chosen.wrong_d, chosen.threshold, suggested, picture)
-    if not options.keep_work:
-        clear_work_folder(work)
-    return MiningResult(
-        chosen.pairs,
-        chosen.kept,
-        chosen.threshold,
-        chosen.suggestion,
-        facts,
-        tuple(written),
-        work if options.keep_work else None,
-    )
-
-
-class _Selection(NamedTuple):
-    """Scored pairs and thresholds."""
-
-    candidates: int
-    pairs: Pairs
-    wrong_d: NDArray[np.floating]
-    threshold: float | None
-    suggestion: Threshold | None
-    kept: Pairs
-
-
-def _select(
-    forward: Neighbours,
-    backward: Neighbours,
-    sources: Sequence[str],
-    targets: Sequence[str],
-    options: MiningOptions,
-    threshold: float | Literal["auto"] | None,
-) -> _Selection:
-    """Score pairs and apply the threshold."""
-    how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
-    pairs = select_pairs(forward, backward, **how)
-    candidates = len(pairs.score_c)
-    suggestion, wrong_d = suggest_threshold(pairs, forward, backward, **how)
-    if not options.copies:
-        pairs = pairs.take(~_are_copies(pairs, sources, targets))
-    if threshold == "auto":
-        if suggestion is None:
-            raise DataError(
-                "No threshold can be suggested: wrong pairs score like all pairs. Inspect the scores without "
-                "--threshold; the two texts may have no translations in common, or the encoder may not know the languages."
+    with work_folder_of(options.output) as work:
+        languages = options.languages
+        output, summary, sample, picture = options.outputs
+        inputs = [(options.source, options.source_column), (options.target, options.target_column)]
+        read = [partial(read_sentences, path, column) for path, column in inputs]
+        for side, text in zip(SIDES, read, strict=True):
+            check_text(side, text)
+        pins = [PinnedFile.of(path) for path, _ in inputs]
+        model = load_encoder(search.model, max_length=search.max_length)
+        files = [
+            {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
+        ]
+        open_work_folder(work, work_manifest(model, search, {"inputs": files}))
+        with unchanged(pins):
+            sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
+        note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
+        size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
+        if engine.storage is None:
+            check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
+        texts = {"source": sources, "target": targets}
+        made = make_shards(
+            model,
+            texts.items(),
+            {"source": "target", "target": "source"},
+            work,
+            search,
+            engine,
+            with_rows=False,
+            finish=partial(mine_files, options, search),
+            begin=begin,
+            note=note,
+        )
+        if made is None:
+            return None
+        with made as folder:
+            found, recalls = {}, dict[str, float]()
+            for side in SIDES:
+                found[side], recall = load_neighbours(folder / side, len(texts[side]), search, note)
+                recalls |= {} if recall is None else {f"{side}_recall": round(recall, 4)}
+        how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
+        pairs = select_pairs(*found.values(), **how)
+        candidates = len(pairs.score_c)
+        suggestion, wrong_d = suggest_threshold(pairs, *found.values(), **how)
+        suggested = None if suggestion is None else suggestion.threshold
+        if not options.copies:
+            rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
+            pairs = pairs.take(
+                np.array([normalised(sources[s]) != normalised(targets[t]) for s, t in rows], dtype=bool)
             )
-        threshold = suggestion.threshold
-    kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
-    return _Selection(candidates, pairs, wrong_d, threshold, suggestion, kept.take(slice(options.top)))
+        threshold = _suggested(suggestion) if options.threshold == "auto" else options.threshold
+        kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
+        kept = kept.take(slice(options.top))
+        write_scored_pairs(kept, sources, targets, languages, output, work)
+        facts = {
+            "output": output.name,
+            "pairs": len(kept.score_c),
+            "candidates": candidates,
+            "copies_dropped": candidates - len(pairs.score_c),
+            "threshold": threshold,
+            "suggested_threshold": suggested,
+            "expected": suggestion
+            and {name: round(getattr(suggestion, name), 3) for name in ("precision", "recall", "f1")},
+            "quantiles": quantiles(pairs.score_c),
+            "histogram": histogram(pairs.score_c),
+            **{
+                side: {"lang": language, "file": Path(path).name, **file, **texts[side].facts}
+                for side, language, (path, _), file in zip(SIDES, languages, inputs, files, strict=True)
+            },
+            "settings": {
+                **asdict(search),
+                "prompt": resolve_prompt(model, search.prompt_name),
+                "margin": options.margin,
+                "retrieval": options.retrieval,
+                "top": options.top,
+                **recalls,
+            },
+            "versions": versions(),
+            "seconds": round(time.perf_counter() - start, 2),
+        }
+        written = [output, write_json(summary, facts)]
+        around = suggested if threshold is None else threshold
+        written.append(write_sample(pairs, sources, targets, around, sample))
+        written += draw_histogram(pairs, wrong_d, threshold, suggested, picture)
+        if not options.keep_work:
+            clear_work_folder(work)
+        return MiningResult(
+            pairs, kept, threshold, suggestion, facts, tuple(written), work if options.keep_work else None
+        )
 
 
-def _are_copies(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
-    """Which pairs have the same text on both sides, as `normalised` compares them."""
-    return np.fromiter(
-        (
-            normalised(sources[s]) == normalised(targets[t])
-            for s, t in zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
-        ),
-        dtype=bool,
-        count=len(pairs.score_c),
-    )
+def _suggested(suggestion: Threshold | None) -> float:
+    """The threshold for ``auto``."""
+    if suggestion is None:
+        raise DataError(
+            "No threshold can be suggested: wrong pairs score like all pairs. Inspect the scores without "
+            "--threshold; the two texts may have no translations in common, or the encoder may not know the languages."
+        )
+    return suggestion.threshold
 
 
 def _describe(facts: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Reading the pairs of one file, with one module per format.
+"""Reading the pairs of one file, with one module for each file format.
 
 A reader yields the numbered rows of a file, or a `BadLine` for an unusable line, in bounded memory.
 """
@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from metaphrase.corpus.files import BitextFile, find_file
+from metaphrase.corpus.hub import stream_rows
+from metaphrase.corpus.readers.columns import read_records
 from metaphrase.corpus.readers.csv import read_csv
-from metaphrase.corpus.readers.hub import read_dataset, read_hub
 from metaphrase.corpus.readers.jsonl import read_jsonl
 from metaphrase.corpus.readers.moses import read_moses
 from metaphrase.corpus.readers.parquet import read_parquet
@@ -22,6 +23,13 @@ from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadL
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.digests import unchanged
 
+
+def read_dataset(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
+    """Read a data set of the library `datasets`: in memory, or as a stream from the Hub."""
+    rows = stream_rows(file.name, file.split, file.revision) if file.format == "hub" else file.rows
+    yield from read_records(enumerate(rows, 1), file)
+
+
 #: The reader of each format of a `BitextFile`.
 READERS: dict[str, Callable[[BitextFile, int], Iterator[tuple[int, Row | BadLine]]]] = {
     "tsv": read_tsv,
@@ -30,7 +38,7 @@ READERS: dict[str, Callable[[BitextFile, int], Iterator[tuple[int, Row | BadLine
     "parquet": read_parquet,
     "tmx": read_tmx,
     "moses": read_moses,
-    "hub": read_hub,
+    "hub": read_dataset,
     "dataset": read_dataset,
 }
 
@@ -104,13 +112,9 @@ def read_pairs(
 
 
 def read_parallel(path: str | Path) -> list[tuple[str, str]]:
-    """Read a TSV file of parallel sentences in which every line must be valid, such as a test set.
+    """Read a TSV file with the header ``source target …`` in which every line must be valid, such as a test set.
 
-    Args:
-        path: A ``.tsv`` or ``.tsv.gz`` file with the header ``source target …``.
-
-    Returns:
-        ``(source, target)`` of each line; English is the target.
+    Returns ``(source, target)`` of each line; English is the target.
 
     Raises:
         ValueError: The header is missing or a line is malformed; the message names the file and the line.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from itertools import chain
 from typing import Any, NamedTuple
 
 from metaphrase.corpus.codes import bare_language
@@ -74,21 +75,44 @@ def _named_pair(
     return source, target, languages
 
 
-def header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
+def read_table(
+    records: Iterator[tuple[int, list[str] | BadLine]], file: BitextFile, *, needs_header: bool = False
+) -> Iterator[tuple[int, Row | BadLine]]:
+    """Convert numbered lists of values to rows. The first is a header, or a pair unless a header is needed."""
+    first = next(records, None)
+    if first is None:
+        return
+    if isinstance(first[1], BadLine):
+        raise CorpusError(f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line is the header.")
+    columns = _header_columns(first[1], file)
+    if columns is None:
+        if needs_header:
+            raise CorpusError(
+                f"{file.name}:1: expected a header 'source<TAB>target', found {' '.join(first[1])[:80]!r}."
+            )
+        columns, records = ["source", "target"], chain([first], records)
+
+    def named() -> Iterator[tuple[int, Mapping[str, str] | BadLine]]:
+        for line, values in records:
+            if isinstance(values, BadLine):
+                yield line, values
+            elif len(values) != len(columns):
+                yield line, BadLine("wrong number of columns", f"{len(values)}, not {len(columns)}")
+            else:
+                yield line, dict(zip(columns, values, strict=True))
+
+    yield from read_records(named(), file)
+
+
+def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     """The columns of the first line of a file; None if it is a pair."""
+    kind = file.format.upper()
     if find_layout(columns, file) is not None:
         if len(set(columns)) < len(columns):
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
-    kind = file.format.upper()
-    if file.columns:
-        raise no_columns(file, 1, columns)
-    if is_header(columns):
-        raise CorpusError(
-            f"{file.name}:1: the header must name the columns of both sides, 'source' and 'target' or two language codes, "
-            f"without quotation marks, but it is: {excerpt(', '.join(columns))}. Rename them, or pass --source_column and "
-            "--target_column."
-        )
+    if file.columns or is_header(columns):
+        raise _no_columns(file, 1, columns)
     if len(columns) != 2:
         raise CorpusError(
             f"{file.name}:1: a {kind} without a header has two columns, source and target, but this one has {len(columns)}. "
@@ -98,7 +122,7 @@ def header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     return None
 
 
-def no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusError:
+def _no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusError:
     """The error for a file without the columns of a pair."""
     wanted = f"'source' and 'target' (or two language codes, one of them {file.into!r})"
     wanted = " and ".join(map(repr, file.columns)) if file.columns else wanted
@@ -148,7 +172,7 @@ def read_records(
                 yield line, BadLine("repeated key", str(error))
                 continue
             if layout is None:
-                raise no_columns(file, line, record)
+                raise _no_columns(file, line, record)
         yield line, _row(record, layout)
 
 

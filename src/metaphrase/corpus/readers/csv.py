@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from metaphrase.corpus.files import BitextFile
-from metaphrase.corpus.readers.columns import find_layout, header_columns, read_records
+from metaphrase.corpus.readers.columns import find_layout, read_table
 from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, max_line_bytes, read_lines
-from metaphrase.exceptions import CorpusError
 
 #: Spreadsheets of languages with a decimal comma separate columns by semicolons.
 _DELIMITERS = (",", ";", "\t")
@@ -23,36 +22,26 @@ _Line = tuple[int, str | BadLine]
 
 
 def read_csv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
-    """Read a CSV file (RFC 4180), with a header, or with two columns and no header; its header tells the delimiter."""
-    lines, limit = read_lines(file.paths[0], max_chars, file.max_expansion), max_line_bytes(max_chars)
+    """Read a CSV file (RFC 4180), with a header, or with two columns and no header; the header shows the delimiter."""
+    lines: Iterator[_Line] = read_lines(file.paths[0], max_chars, file.max_expansion)
+    limit = max_line_bytes(max_chars)
     first = next(lines, None)
     if first is None:
         return
-    if isinstance(first[1], BadLine):
-        raise CorpusError(
-            f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line of a CSV is its header."
-        )
-    if match := _SEP.fullmatch(first[1]):
-        records = _records(lines, match[1], limit)
+    if isinstance(first[1], str) and (match := _SEP.fullmatch(first[1])):
+        delimiter = match[1]
     else:
-        headers = {delimiter: next(_records([first], delimiter, limit))[1] for delimiter in _DELIMITERS}
-        found = [one for one, names in headers.items() if isinstance(names, list) and find_layout(names, file)]
-        records = _records(chain([first], lines), (found or [max(_DELIMITERS, key=first[1].count)])[0], limit)
-    header = next(records, None)
-    if header is None:
-        return
-    if isinstance(header[1], BadLine):
-        raise CorpusError(f"{file.name}:1: {header[1].reason} ({header[1].detail}).")
-    columns = header_columns(header[1], file)
-    expected = columns or ["source", "target"]
+        delimiter, lines = _delimiter(first, file, limit), chain([first], lines)
+    yield from read_table(_records(lines, delimiter, limit), file)
 
-    def rows() -> Iterator[tuple[int, Mapping[str, str] | BadLine]]:
-        for line, values in records if columns else chain([header], records):
-            if isinstance(values, list) and len(values) != len(expected):
-                values = BadLine("wrong number of columns", f"{len(values)}, not {len(expected)}")
-            yield line, values if isinstance(values, BadLine) else dict(zip(expected, values, strict=True))
 
-    yield from read_records(rows(), file)
+def _delimiter(first: _Line, file: BitextFile, limit: int) -> str:
+    """The delimiter with which the first line is a header, else the most frequent one."""
+    for delimiter in _DELIMITERS:
+        names = next(_records([first], delimiter, limit))[1]
+        if isinstance(names, list) and find_layout(names, file):
+            return delimiter
+    return max(_DELIMITERS, key=str(first[1]).count)
 
 
 class _Unclosed(Exception):

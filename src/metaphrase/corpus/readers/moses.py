@@ -45,7 +45,7 @@ def _check_line_counts(file: BitextFile) -> None:
 
 
 def _first_shifted_line(file: BitextFile, more: int) -> int | None:
-    """The first line of the first file that matches the line ``more`` lines above in the second, if its length tells."""
+    """The line of the first file from which lines match those ``more`` lines above in the second, by their lengths."""
     length_n, length_m = (_line_lengths(path, file.max_expansion) for path in file.paths)
     n = min(len(length_n), len(length_m))
     if abs(more) > min(n, _SHIFTED):
