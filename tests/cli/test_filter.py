@@ -58,7 +58,11 @@ def test_hard_negatives_are_mined_and_trained_on(tiny_encoder_dir, bitext, tmp_p
     for row in rows:
         right = {b for a, b in pairs if a == row["source"]}
         limit = 1.001 * sources[row["source"]] @ targets[row["target"]]
-        cosines = {text: sources[row["source"]] @ one for text, one in targets.items() if text not in right and "|||" not in text}
+        cosines = {
+            text: sources[row["source"]] @ one
+            for text, one in targets.items()
+            if text not in right and "|||" not in text
+        }
         near = sorted((text for text, one in cosines.items() if one <= limit), key=lambda text: -cosines[text])
         found = [text for text in row["negatives"].split(" ||| ") if text]
         assert len(found) == min(2, len(near))
