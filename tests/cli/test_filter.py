@@ -39,6 +39,7 @@ def test_hard_negatives_are_mined_and_trained_on(tiny_encoder_dir, bitext, tmp_p
     """They are the most similar targets of other pairs that are clearly less similar than the translation."""
     pairs = [(row["source"], row["target"]) for row in bitext]
     pairs.append((pairs[0][0], pairs[1][1]))  # a second translation of the first source
+    pairs.append(("Trennzeichen", "separator ||| of negatives"))
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{a}\t{b}\n" for a, b in [("source", "target"), *pairs]), encoding="utf-8")
     monkeypatch.setattr(filtering, "MOST_SIMILAR", 1.001)  # the tiny encoder finds all sentences similar
@@ -57,7 +58,11 @@ def test_hard_negatives_are_mined_and_trained_on(tiny_encoder_dir, bitext, tmp_p
     for row in rows:
         right = {b for a, b in pairs if a == row["source"]}
         limit = 1.001 * sources[row["source"]] @ targets[row["target"]]
-        cosines = {text: sources[row["source"]] @ one for text, one in targets.items() if text not in right}
+        cosines = {
+            text: sources[row["source"]] @ one
+            for text, one in targets.items()
+            if text not in right and "|||" not in text
+        }
         near = sorted((text for text, one in cosines.items() if one <= limit), key=lambda text: -cosines[text])
         found = [text for text in row["negatives"].split(" ||| ") if text]
         assert len(found) == min(2, len(near))

@@ -197,6 +197,8 @@ def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
         error = " ".join(capsys.readouterr().err.split())
         assert said.strip() in error.replace("--alpha", "'alpha'"), error
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    with pytest.raises(UsageError, match="named twice"):
+        merge(MergeOptions([str(base), str(sw), str(sw)], output_dir=str(tmp_path / "x")))
     with pytest.raises(UsageError, match="Nothing is written"):
         merge(MergeOptions([str(base), str(sw)]))
 

@@ -102,3 +102,11 @@ def test_a_baseline_is_measured_once_for_an_encoder(tiny_encoder, bitext, tmp_pa
         next(tiny_encoder.parameters()).add_(1)
     measure_baseline(tiny_encoder, EvaluationSets(others), tmp_path, name="x")
     assert measured[3:] == [["sw"]]
+
+
+def test_files_beside_those_of_the_split_test_are_named(tmp_path, caplog):
+    for name in ("sw-en.test.tsv", "sw-en.tsv", "te-en.tsv"):
+        (tmp_path / name).write_text("source\ttarget\npaka\tcat\n", encoding="utf-8")
+    assert list(load_test_folder(tmp_path)) == ["sw"]
+    (record,) = caplog.records
+    assert record.getMessage().endswith("has files of the split test, so these are not read: te-en.tsv.")

@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(error, BrokenPipeError) and _is_reader_gone(stdout):
                 status = 0
             else:
-                show = "--traceback" in flags or bool(os.environ.get("METAPHRASE_DEBUG"))
+                show = "--traceback" in flags or os.environ.get("METAPHRASE_DEBUG", "0") not in ("", "0")
                 status = _answer_for(error, name, show=show)
             try:
                 stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.exceptions import DataError, MissingFileError
+
+logger = logging.getLogger(__name__)
 
 TARGET_LANGUAGE = "en"
 
@@ -79,7 +82,12 @@ def parallel_files(path: str | Path, languages: Sequence[str] | None, split: str
 def load_test_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
     """`load_parallel_folder` with the split ``test`` of a folder that has it, else with the files without a split."""
     split = "test" if any(Path(path).glob("*.test.tsv*")) else None
-    return load_parallel_folder(path, languages, split)
+    sets = load_parallel_folder(path, languages, split)
+    matches = [match for file in Path(path).iterdir() if split and (match := _FILE.fullmatch(file.name))]
+    tested = {match["language"] for match in matches if match["split"] == split}
+    if ignored := sorted(match[0] for match in matches if not match["split"] and match["language"] not in tested):
+        logger.warning("%s has files of the split test, so these are not read: %s.", path, ", ".join(ignored))
+    return sets
 
 
 def files_by_language(

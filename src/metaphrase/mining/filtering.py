@@ -223,16 +223,19 @@ def hard_negatives(
 ) -> list[list[str]]:
     """The targets most similar to the source of each pair that are not its translation, nor nearly as similar.
 
+    Targets that contain the separator of a column of sentences are skipped.
+
     ``found`` are the neighbours of the distinct sources among the distinct ``targets``; ``source_n`` and ``target_n`` are
     their numbers in each pair. Returns up to ``count`` negatives of each pair, the most similar first.
     """
     translations: dict[int, set[int]] = {}
     for source, target in zip(source_n.tolist(), target_n.tolist(), strict=True):
         translations.setdefault(source, set()).add(target)
+    unusable = {row for row, text in enumerate(targets) if SEPARATOR in text}
     negatives = []
     for source, cosine in zip(source_n.tolist(), cosine_n.tolist(), strict=True):
         near = zip(found.row_qk[source].tolist(), found.similarity_qk[source].tolist(), strict=True)
-        right = translations[source]
-        kept = [row for row, one in near if row >= 0 and row not in right and one <= MOST_SIMILAR * cosine]
+        skipped = translations[source] | unusable
+        kept = [row for row, one in near if row >= 0 and row not in skipped and one <= MOST_SIMILAR * cosine]
         negatives.append([targets[row] for row in kept[:count]])
     return negatives

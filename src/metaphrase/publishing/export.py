@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -253,6 +254,8 @@ def drafted(
 def _staging(parent: Path) -> Iterator[Path]:
     """A place for a draft in a hidden folder, which this process locks. Those of killed processes are deleted."""
     for left in parent.glob(f".{'[0-9a-f]' * 32}.export"):
+        if time.time() - left.stat().st_mtime < 60:  # another process may be about to lock it
+            continue
         with suppress(OSError), FileLock(left / LOCK, blocking=False, fallback_to_soft=False):
             shutil.rmtree(left, ignore_errors=True)
     folder = parent / f".{uuid.uuid4().hex}.export"

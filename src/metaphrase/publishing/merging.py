@@ -270,6 +270,10 @@ def write_curve(curve: AlphaCurve, folder: Path | None, path: str | Path | None 
 def _check(options: MergeOptions) -> None:
     if len(options.models) < 2:
         raise UsageError(f"Merging needs a base and at least one tuned model, but got {options.models}.")
+    if len(set(options.models)) < len(options.models):
+        raise UsageError(
+            f"A model is named twice: {', '.join(options.models)}. Name the base and each tuned model once."
+        )
     if options.output_dir is None and options.vector is None:
         raise UsageError(
             "Nothing is written. Pass a folder for the encoder with --output_dir, or a file with --vector."
