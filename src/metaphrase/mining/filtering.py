@@ -137,8 +137,11 @@ def filter_corpus(
             dataset = dataset.add_column("negatives", negatives.tolist(), feature=Value("string"))
         kept_n = np.argsort(-score_n, kind="stable")[: options.top]
         kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
-        scores = [f"{score:.6f}" for score in score_n] if is_tsv(output) else score_n.round(6).tolist()
-        write_corpus(dataset.add_column("score", scores).select(kept_n), output)
+        if is_tsv(output):  # a format without numbers
+            dataset = dataset.add_column("score", [f"{score:.6f}" for score in score_n], feature=Value("string"))
+        else:
+            dataset = dataset.add_column("score", score_n.round(6).tolist(), feature=Value("float64"))
+        write_corpus(dataset.select(kept_n), output)
         facts = {
             "output": output.name,
             "inputs": inputs,
