@@ -26,6 +26,21 @@ from metaphrase.publishing.plots import COLOURS, charts, svg
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 
+#: Keys of the analysis of a report; those of an absent analysis are None.
+_ANALYSES = (
+    "retention",
+    "abilities",
+    "alpha",
+    "verdict",
+    "tokens",
+    "alignments",
+    "margins",
+    "geometry",
+    "answers",
+    "errors",
+    "cost",
+)
+
 _STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
 
 Results = Mapping[str, Any]
@@ -188,43 +203,35 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.globals |= {"colours": COLOURS, "describe_model": describe_model, "verdict_shown": verdict_shown}
     environment.filters["named"] = language_name
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _page(report: Mapping[str, Any]) -> str:
-    analysis, run, before = report["analysis"], dict(report["run"]), report["before"]
+    run, before = dict(report["run"]), report["before"]
     recipe = run.pop("recipe", None)
+    analysis = dict.fromkeys(_ANALYSES) | report["analysis"]
     return _template().render(
+        analysis,
         title=report["title"],
-        verdict_shown=verdict_shown,
-        colours=COLOURS,
         charts={name: Markup(svg(name, chart)) for name, chart in charts(report).items()},  # matplotlib escapes text
         sections=[
-            _section(
-                name,
-                report["descriptions"].get(name, ""),
-                before[name] if before else None,
-                after,
-                report["comparisons"].get(name),
-            )
+            {
+                "name": name,
+                "description": report["descriptions"].get(name),
+                "measured": {"before": before[name], "after": after} if before else {"after": after},
+                "comparison": report["comparisons"].get(name),
+            }
             for name, after in report["after"].items()
         ],
-        retention={name: {"models": {}, **one} for name, one in analysis.get("retention", {}).items()},
-        abilities=analysis.get("abilities", {}),
-        alpha=AlphaCurve(**analysis["alpha"]) if "alpha" in analysis else None,
-        verdict_line=analysis.get("verdict") or collapse_in_words(before or {}, report["after"]),
-        tokens=analysis.get("tokens"),
-        alignments=[_shaded(one) for one in analysis.get("alignments") or ()],
-        margins=analysis.get("margins"),
-        geometry=analysis.get("geometry"),
-        answers=analysis.get("answers"),
-        errors=analysis.get("errors"),
+        alpha=AlphaCurve(**analysis["alpha"]) if analysis["alpha"] else None,
+        verdict_line=analysis["verdict"] or collapse_in_words(before or {}, report["after"]),
+        alignments=[_with_scale(one) for one in analysis["alignments"] or ()],
         sides=SIDES if before else SIDES[1:],
         usage=report["usage"],
         recipe=recipe and yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=60),
         facts=_facts({key: value for key, value in run.items() if key != "log_history"}),
-        cost=analysis.get("cost"),
     )
 
 
@@ -242,41 +249,6 @@ def _score(row: Results) -> float:
     return next(row[key] for key in ("score", "accuracy", "error") if key in row)
 
 
-def _section(
-    name: str, description: str, before: Results | None, after: Results, comparison: Results | None
-) -> dict[str, Any]:
-    """Content of a data set's section: rows of the table, verdicts, settings."""
-    measured = {"before": before, "after": after} if before is not None else {"after": after}
-    rows: list[dict[str, Any]] = [
-        {
-            "language": language,
-            "n": result["n"],
-            **{side: one["languages"][language] for side, one in measured.items()},
-            "test": comparison["languages"][language] if comparison else None,
-        }
-        for language, result in after["languages"].items()
-    ]
-    return {
-        "name": name,
-        "description": description,
-        "sides": list(measured),
-        "rows": rows,
-        "pooled": comparison["pooled"] if comparison else None,
-        "average": after["average"],
-        "directions": [
-            sum(row[side][direction]["accuracy"] for row in rows) / len(rows)
-            for direction in (*DIRECTIONS, "mean")
-            for side in measured
-        ],
-        "verdicts": {
-            verdict: [row["language"] for row in rows if row["test"] and row["test"]["verdict"] == verdict]
-            for verdict in ("better", "tie", "worse")
-        },
-        "settings": {side: describe_model(one) for side, one in measured.items()},
-        "test": comparison["settings"] if comparison else None,
-    }
-
-
 def describe_model(results: Results) -> str:
     """Describe the model of an `evaluate_retrieval` result and how it was used."""
     settings = results["settings"]
@@ -288,34 +260,10 @@ def describe_model(results: Results) -> str:
     return ", ".join(parts)
 
 
-def _shaded(one: Mapping[str, Any]) -> dict[str, Any]:
-    """An alignment matrix with the shade of each cell, scaled from the smallest to the largest cosine of both sides."""
-    sides = [side for side in SIDES if side in one]
-    values = [value for side in sides for row in one[side]["cosine"] for value in row]
-    low, spread = min(values), (max(values) - min(values)) or 1.0
-    return {
-        **one,
-        "sides": {
-            side: {
-                "target": one[side]["target"],
-                "rows": [
-                    {
-                        "word": word,
-                        "cells": [
-                            {
-                                "cosine": value,
-                                "shade": round(70 * (value - low) / spread),
-                                "linked": [s, t] in one[side]["links"],
-                            }
-                            for t, value in enumerate(one[side]["cosine"][s])
-                        ],
-                    }
-                    for s, word in enumerate(one[side]["source"])
-                ],
-            }
-            for side in sides
-        },
-    }
+def _with_scale(one: Mapping[str, Any]) -> dict[str, Any]:
+    """An alignment with the smallest cosine of both sides, and the distance to the largest."""
+    cosines = [cosine for side in SIDES if side in one for row in one[side]["cosine"] for cosine in row]
+    return {**one, "lowest": min(cosines), "spread": (max(cosines) - min(cosines)) or 1.0}
 
 
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
