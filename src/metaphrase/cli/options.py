@@ -13,7 +13,6 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
-from datetime import date
 from enum import Enum
 from pathlib import Path
 from shutil import get_terminal_size
@@ -25,7 +24,7 @@ import yaml
 
 from metaphrase.cli.output import configure, result_stream
 from metaphrase.exceptions import ConfigError, UsageError
-from metaphrase.io.arguments import check_value, hints_of, is_limited, is_of_type
+from metaphrase.io.arguments import check_value, describe_type, hints_of, is_limited, is_of_type
 from metaphrase.io.configuration import Keys, default_of, did_you_mean, place, plain, read_yaml
 from metaphrase.io.outputs import check_files
 
@@ -61,9 +60,6 @@ exit status:
 
 #: Options of these libraries are printed by --print-config only if they are set.
 _LIBRARIES = ("transformers", "sentence_transformers")
-
-#: Types of values in a file that cannot be written as one word of a command line.
-_NO_WORDS = (list, dict, set, bytes, NoneType)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
@@ -192,15 +188,16 @@ def parse(
         _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
     parser.check_flags(argv, known)
     path = _config_path(prog, argv)
-    content = Keys() if path is None else _read_config(Path(path).expanduser(), known)
+    hints = {name: hint for cls in types for name, hint in hints_of(cls).items()}
+    content = {} if path is None else _read_config(Path(path).expanduser(), own, hints)
     options = {**(defaults or {}), **content}
     for action in own:
-        if action.dest in options:
-            action.required = False
-            options[action.dest] = _as_given(action, options[action.dest], content)
+        action.required &= action.dest not in options
     parser.set_defaults(**options)
     namespace = parser.parse_args(list(argv))
-    _check_values(types, namespace, content, argv)
+    for name, hint in hints.items():
+        if hasattr(namespace, name) and is_limited(hint):
+            check_value(getattr(namespace, name), hint, f"--{name}")
     for action in own:  # a shell expands ~ only where a word starts with it
         setattr(namespace, action.dest, _with_home(getattr(namespace, action.dest, None)))
     if is_command:
@@ -217,22 +214,6 @@ def _with_home(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_home(item) for item in value]
     return re.sub(r"(^|,| \+ )~(?=/)", rf"\1{Path.home()}", value) if isinstance(value, str) else value
-
-
-def _check_values(
-    types: Sequence[type], namespace: argparse.Namespace, content: Mapping[str, Any], argv: Sequence[str]
-) -> None:
-    """Refuse values of another type in the file, and numbers that are out of range, with their place or their flag."""
-    flags = {token.split("=")[0].lstrip("-").replace("-", "_") for token in argv if token.startswith("-")}
-    for name, hint in (item for cls in types for item in hints_of(cls).items()):
-        if name in content and name not in flags:
-            value = getattr(namespace, name)
-            if isinstance(value, bool) and is_of_type("", hint) and not is_of_type(value, hint):
-                value = "true" if value else "no"  # an unquoted `no`, Norwegian, is false to YAML
-                setattr(namespace, name, value)
-            check_value(value, hint, f"{place(content, name)}{name!r}", ConfigError)
-        elif hasattr(namespace, name) and is_limited(hint):
-            check_value(getattr(namespace, name), hint, f"--{name}")
 
 
 def _add_groups(parser: Parser, leading: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -290,55 +271,37 @@ def _config_path(prog: str, arguments: Sequence[str]) -> str | None:
     return paths[0] if paths else None
 
 
-def _read_config(path: Path, known: Iterable[str]) -> Keys:
+def _read_config(path: Path, actions: Sequence[argparse.Action], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a file, converted and checked."""
     content = read_yaml(path)
     if content is None:
-        return Keys()
+        return {}
     if not isinstance(content, Keys):
         raise ConfigError(f"{path} should hold options as keys and values, but holds {type(content).__name__}.")
+    known = {action.dest: action for action in actions}
     for key in content:
         if key not in known:
             raise ConfigError(f"{place(content, key)}unknown option {key!r}{did_you_mean(str(key), known)}.")
-    return content
+    return {name: _read_option(content, known[name], hints.get(name, Any)) for name in content}
 
 
-def _as_given(action: argparse.Action, value: Any, content: Keys) -> Any:
-    """Convert a value of a file to the value that the command line would produce."""
-    if value is not None and action.nargs == "+" and not isinstance(value, list):
-        number = isinstance(value, int | float | date) and not isinstance(value, bool)
-        value = [content.words.get(action.dest, value) if number and action.type is str else value]
-    if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML
-        if action.type is str and isinstance(words := content.words.get(action.dest), list):
-            value = [
-                word if isinstance(item, int | float | date) and not isinstance(item, bool) else item
-                for item, word in zip(value, words, strict=True)
-            ]
-        value = ["no" if item is False else item if isinstance(item, _NO_WORDS) else str(item) for item in value]
-    wrong = isinstance(value, list) and action.nargs != "+" and action.type is not str
-    wrong |= isinstance(value, dict) and action.type is not str
-    wrong |= isinstance(value, bool) and action.type in (int, float)
-    wrong |= isinstance(value, float) and action.type is int
-    wrong |= isinstance(value, str) and not _is_read_by(action.type, value)
-    if wrong or (action.choices and value is not None and str(value) not in map(str, action.choices)):
-        wanted = (
-            f"one of {', '.join(map(str, action.choices))}" if action.choices else _WORDS.get(action.type, "one word")
-        )
-        hint = did_you_mean(str(value), map(str, action.choices)) if action.choices else ""
-        where = place(content, action.dest)
-        raise ConfigError(f"{where}{action.dest!r} must be {wanted}, but is {reprlib.repr(plain(value))}{hint}.")
-    if action.type is str and isinstance(value, int | float | date) and not isinstance(value, bool):
-        return content.words.get(action.dest, str(value))  # 012 and 1e3 are numbers to YAML
-    if action.type is not None and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+def _read_option(content: Keys, action: argparse.Action, hint: Any) -> Any:
+    """Convert the words of an option in a file as those of the command line: ``no`` is a language, and ``012`` is a text."""
+    value, words = content[action.dest], content.words.get(action.dest)
+    if words is not None and not isinstance(value, bytes | NoneType):
+        convert: Any = action.type
+        with suppress(ValueError, TypeError, argparse.ArgumentTypeError):  # refused below
+            if action.nargs == "+":
+                value = [convert(word) for word in ([words] if isinstance(words, str) else words)]
+            else:
+                value = words if isinstance(words, list) else convert(words)
+    choices = list(map(str, action.choices or ()))
+    if not is_of_type(value, hint) or (choices and value is not None and str(value) not in choices):
+        wanted = f"one of {', '.join(choices)}" if choices else describe_type(hint)
+        hint = did_you_mean(str(value), choices)
+        found = reprlib.repr(plain(value))
+        raise ConfigError(f"{place(content, action.dest)}{action.dest!r} must be {wanted}, but is {found}{hint}.")
     return value
-
-
-def _is_read_by(kind: Any, text: str) -> bool:
-    """Whether the type of an option reads a text."""
-    try:
-        return kind is None or kind(text) is not None
-    except (ValueError, argparse.ArgumentTypeError):
-        return False
 
 
 def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str, Any]:
@@ -443,12 +406,8 @@ def _choice(choices: Sequence[Any]) -> Callable[[str], Any]:
 def _truth(text: str | bool) -> bool:
     if isinstance(text, bool):
         return text
-    if text.lower() in ("yes", "true", "t", "y", "1"):
+    if text.lower() in ("yes", "true", "t", "y", "1", "on"):
         return True
-    if text.lower() in ("no", "false", "f", "n", "0"):
+    if text.lower() in ("no", "false", "f", "n", "0", "off"):
         return False
     raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
-
-
-#: What an option of a type takes, in words.
-_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", _truth: "true or false"}
