@@ -58,11 +58,6 @@ class Run:
         files = [file["sha256"] for file in facts["files"]]
         return json.dumps([facts["recipe"], settings, files, _options(facts.get("command", ""))], sort_keys=True)
 
-    @property
-    def label(self) -> str:
-        """Name of the recipe."""
-        return str(self.facts["recipe"]["name"])
-
 
 def _options(command: str) -> dict[str, list[str]]:
     """The options of a command that are settings of a configuration.
@@ -176,7 +171,7 @@ def _row(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[s
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Names of configurations: the recipe, or the folder where a recipe has several."""
-    names = [group[0].label for group in groups]
+    names = [str(group[0].facts["recipe"]["name"]) for group in groups]
     return [
         name if names.count(name) == 1 else str(group[0].folder) for name, group in zip(names, groups, strict=True)
     ]

@@ -158,7 +158,9 @@ def report_run(
         raise UsageError(
             f"None of the test sets is in a language of the training data ({', '.join(sorted(trained))}). Pass --data."
         )
-    _check_choices(options, sets[focus])
+    if unknown := [language for language in options.languages or () if language not in sets[focus]]:
+        raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets[focus])}.")
+    analysis.choose_pairs(sets[focus], options.pairs)  # refuses unknown pairs before anything is encoded
     _encode_all(subjects, sets, notify, progress)
     settings = {"resamples": options.resamples, "seed": options.seed}
     results, others, comparisons = _measure(subjects, sets, trained, settings)
@@ -282,22 +284,17 @@ def _load_subjects(
     options: ReportOptions, facts: Mapping[str, Any], earlier: Mapping[str, Any]
 ) -> dict[str, SentenceEmbeddings]:
     """The baseline, unless the report has none, and the release."""
-    subjects: dict[str, SentenceEmbeddings] = {}
-    release = load_run(Path(options.run))
-    baseline = options.baseline or facts["model"]
-    if baseline != "none":
-        model = load_encoder(baseline)
-        prompt = _baseline_prompt(options.baseline_prompt, model, earlier if baseline == facts["model"] else {})
-        subjects["before"] = SentenceEmbeddings(baseline, {"": model}, prompt)
-    subjects["after"] = SentenceEmbeddings(str(options.run), release)
-    return subjects
-
-
-def _baseline_prompt(prompt: str, model: SentenceTransformer, earlier: Mapping[str, Any]) -> str:
+    release = SentenceEmbeddings(options.run, load_run(Path(options.run)))
+    baseline, prompt = options.baseline or facts["model"], options.baseline_prompt
+    if baseline == "none":
+        return {"after": release}
+    model = load_encoder(baseline)
     used = {one["settings"]["prompt"] for one in (earlier.get("before") or {}).values()}
-    if prompt == "auto" and len(used) == 1:
-        return str(used.pop())
-    return resolve_prompt(model, None if prompt == "none" else prompt)
+    if prompt == "auto" and len(used) == 1 and baseline == facts["model"]:
+        prompt = str(used.pop())
+    else:
+        prompt = resolve_prompt(model, None if prompt == "none" else prompt)
+    return {"before": SentenceEmbeddings(baseline, {"": model}, prompt), "after": release}
 
 
 def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained: set[str]) -> Sets:
@@ -313,13 +310,6 @@ def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained:
         for name, by_language in sets.items()
     }
     return {name: by_language for name, by_language in measurable.items() if by_language}
-
-
-def _check_choices(options: ReportOptions, sets: Mapping[str, ParallelSet]) -> None:
-    """Refuse unknown languages and pairs before anything is encoded."""
-    if unknown := [language for language in options.languages or () if language not in sets]:
-        raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets)}.")
-    analysis.choose_pairs(sets, options.pairs or [f"{next(iter(sets))}:1"])
 
 
 def _encode_all(
@@ -412,30 +402,26 @@ def _analyse(
 def token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
     """Maps of the same words before and after; empty if there are fewer than three words."""
     sample = analysis.sample_words(sets)
-    spelled = [(language, list(words)[at]) for language, words, chosen in sample for at in chosen]
-    states: dict[str, list[list[NDArray[Any]]]] = {}
-    kept = np.ones(len(spelled), dtype=bool)
+    states: dict[str, dict[tuple[int, int], NDArray[Any]]] = {side: {} for side in subjects}
     for side, one in subjects.items():
-        rows: list[Any] = []
         for language in dict.fromkeys(language for language, _, _ in sample):
-            sentences = [(words, chosen) for spoken, words, chosen in sample if spoken == language]
-            of_words = analysis.word_states(one.model(language), [words for words, _ in sentences])
-            for (_, chosen), (at_n, states_nh) in zip(sentences, of_words, strict=True):
-                known = dict(zip(at_n, states_nh, strict=True))
-                rows += [known.get(at) for at in chosen]
-        kept &= np.array([row is not None for row in rows])
-        states[side] = rows
-    languages = [language for (language, _), keep in zip(spelled, kept, strict=True) if keep]
-    if len(languages) < 3:
+            numbers = [number for number, (spoken, _, _) in enumerate(sample) if spoken == language]
+            of_words = analysis.word_states(one.model(language), [sample[number][1] for number in numbers])
+            for number, (at_n, states_nh) in zip(numbers, of_words, strict=True):
+                states[side] |= {(number, at): state_h for at, state_h in zip(at_n, states_nh, strict=True)}
+    chosen = [(number, at) for number, (_, _, at_n) in enumerate(sample) for at in at_n]
+    kept = [word for word in chosen if all(word in of_side for of_side in states.values())]  # others are truncated
+    if len(kept) < 3:
         return {}
+    languages = [sample[number][0] for number, _ in kept]
     return {
         "languages": [TARGET_LANGUAGE, *sets],
         "language_of": languages,
-        "words": [word for (_, word), keep in zip(spelled, kept, strict=True) if keep],
+        "words": [list(sample[number][1])[at] for number, at in kept],
         "neighbours": analysis.WORD_NEIGHBOURS,
         "expected": analysis.expected_share(languages),
         **{
-            side: analysis.token_map(np.stack([row for row, keep in zip(rows, kept, strict=True) if keep]), languages)
-            for side, rows in states.items()
+            side: analysis.token_map(np.stack([of_side[word] for word in kept]), languages)
+            for side, of_side in states.items()
         },
     }
