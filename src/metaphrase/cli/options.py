@@ -28,18 +28,6 @@ from metaphrase.io.arguments import check_value, describe_type, hints_of, is_lim
 from metaphrase.io.configuration import Keys, default_of, did_you_mean, place, plain, read_yaml
 from metaphrase.io.outputs import check_files
 
-
-def leading_values(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the values before the first flag from the other arguments.
-
-    >>> leading_values(["a.txt", "b.txt", "-o", "out.tsv"])
-    (['a.txt', 'b.txt'], ['-o', 'out.tsv'])
-    """
-    flags = (at for at, token in enumerate(argv) if token.startswith("-"))
-    end = next(flags, len(argv))
-    return list(argv[:end]), list(argv[end:])
-
-
 #: Flags that every command has, with their help.
 FLAGS = {
     "--json": "Print the result as JSON on stdout, and tables and text on stderr.",
@@ -111,8 +99,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}.{order} See `{self.prog} --help`.")
 
     def options(self) -> list[argparse.Action]:
-        """The options added so far, without ``--help``."""
-        return [action for action in self._actions if action.dest != "help"]
+        """The options added so far."""
+        return list(self._actions)
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
         """Refuse unknown flags."""
@@ -162,11 +150,12 @@ def parse(
         SystemExit: ``--help`` or ``--print-config`` was given.
     """
     first = [option.name for cls in types for option in options_of(cls) if option.metadata.get("first")]
-    values, others = leading_values(argv)
-    if first and values:
+    flags = (at for at, token in enumerate(argv) if token.startswith("-") and token != "-")
+    end = next(flags, len(argv))
+    if first and (values := argv[:end]):
         each = [*([value] for value in values[: len(first) - 1]), values[len(first) - 1 :]]
         named = [[f"--{name}", *words] for name, words in zip(first, each, strict=False) if words]
-        argv = [*(word for words in named for word in words), *others]
+        argv = [*(word for words in named for word in words), *argv[end:]]
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,

@@ -126,9 +126,8 @@ class TaskVector:
                 f"the digest {found}. Load the model that the vector was made from, at the same revision."
             )
         weights = dict(_tensors(base))
-        if wrong := [
-            name for name, one in self.differences.items() if name not in weights or weights[name].shape != one.shape
-        ]:
+        shapes = {name: one.shape for name, one in weights.items()}
+        if wrong := [name for name, one in self.differences.items() if shapes.get(name) != one.shape]:
             raise ModelError(
                 f"This task vector has weights that the model does not have, or has in another shape: {_some(wrong)}. "
                 "Make the vector again from the two models."

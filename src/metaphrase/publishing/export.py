@@ -400,9 +400,8 @@ def _own_card(
 ) -> tuple[dict[str, Any], str]:
     """Metadata and text of the original model's card; of a Hub model only the metadata that also apply to the export."""
     source = _source(options.model)
-    revision = model.model_card_data.base_model_revision
-    path = source / CARD if source is not None else find_card(options.model, revision=revision)
-    if path is None or not path.is_file():
+    path = find_card(str(source or options.model), revision=model.model_card_data.base_model_revision)
+    if path is None:
         return {}, ""
     content = path.read_text(encoding="utf-8-sig", errors="replace")
     block = REGEX_YAML_BLOCK.search(content)

@@ -26,21 +26,6 @@ from metaphrase.publishing.plots import COLOURS, charts, svg
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 
-#: Keys of the analysis of a report; those of an absent analysis are None.
-_ANALYSES = (
-    "retention",
-    "abilities",
-    "alpha",
-    "verdict",
-    "tokens",
-    "alignments",
-    "margins",
-    "geometry",
-    "answers",
-    "errors",
-    "cost",
-)
-
 _STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
 
 Results = Mapping[str, Any]
@@ -209,9 +194,8 @@ def _template() -> jinja2.Template:
 
 
 def _page(report: Mapping[str, Any]) -> str:
-    run, before = dict(report["run"]), report["before"]
+    analysis, run, before = report["analysis"], dict(report["run"]), report["before"]
     recipe = run.pop("recipe", None)
-    analysis = dict.fromkeys(_ANALYSES) | report["analysis"]
     return _template().render(
         analysis,
         title=report["title"],
@@ -225,9 +209,9 @@ def _page(report: Mapping[str, Any]) -> str:
             }
             for name, after in report["after"].items()
         ],
-        alpha=AlphaCurve(**analysis["alpha"]) if analysis["alpha"] else None,
-        verdict_line=analysis["verdict"] or collapse_in_words(before or {}, report["after"]),
-        alignments=[_with_scale(one) for one in analysis["alignments"] or ()],
+        alpha=AlphaCurve(**analysis["alpha"]) if "alpha" in analysis else None,
+        verdict_line=analysis.get("verdict") or collapse_in_words(before or {}, report["after"]),
+        alignments=[_with_scale(one) for one in analysis.get("alignments") or ()],
         sides=SIDES if before else SIDES[1:],
         usage=report["usage"],
         recipe=recipe and yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=60),
@@ -270,14 +254,14 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """The facts of a run: a label and lines of text each."""
     facts = []
     for key, value in run.items():
+        label, lines = key.replace("_", " "), [str(value)]
         if key == "seconds":
-            facts.append(("time", [f"{value / 60:.1f} minutes"]))
+            label, lines = "time", [f"{value / 60:.1f} minutes"]
         elif isinstance(value, Mapping):
-            facts.append((key.replace("_", " "), [f"{name}: {_words(item)}" for name, item in value.items()]))
+            lines = [f"{name}: {_words(item)}" for name, item in value.items()]
         elif isinstance(value, list | tuple):
-            facts.append((key.replace("_", " "), [_words(item) for item in value]))
-        else:
-            facts.append((key.replace("_", " "), [str(value)]))
+            lines = list(map(_words, value))
+        facts.append((label, lines))
     return facts
 
 

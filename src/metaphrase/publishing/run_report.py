@@ -160,7 +160,8 @@ def report_run(
         )
     if unknown := [language for language in options.languages or () if language not in sets[focus]]:
         raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets[focus])}.")
-    analysis.choose_pairs(sets[focus], options.pairs)  # refuses unknown pairs before anything is encoded
+    if options.pairs:  # unknown ones are refused before anything is encoded
+        analysis.choose_pairs(sets[focus], options.pairs)
     _encode_all(subjects, sets, notify, progress)
     settings = {"resamples": options.resamples, "seed": options.seed}
     results, others, comparisons = _measure(subjects, sets, trained, settings)
@@ -252,16 +253,10 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
 
 def default_folders(earlier: Mapping[str, Any]) -> list[str]:
     """Folders of the test sets in a run's report that still exist, and the packaged ones."""
-    patterns = [
-        pattern
-        for one in earlier.get("after", {}).values()
-        for pattern in one["settings"]["data"].split(", ")
-        if pattern
-    ]
-    folders = [Path(pattern).parent for pattern in patterns]
+    measured = [one["settings"]["data"].split(", ") for one in earlier.get("after", {}).values()]
+    folders = [Path(pattern).parent for patterns in measured for pattern in patterns if pattern]
     existing = [folder for folder in folders if folder.is_dir()]
-    names = {folder.name for folder in existing}
-    existing += [folder for folder in (DEMO, UDHR) if folder.name not in names and folder.is_dir()]
+    existing += [packaged for packaged in (DEMO, UDHR) if packaged.name not in {folder.name for folder in existing}]
     return list(dict.fromkeys(map(str, existing)))
 
 
