@@ -329,7 +329,6 @@ def test_the_printed_config_is_the_config(tmp_path, capsys):
     assert parse("metaphrase try", [Options], ["--config", str(path)]) == (wanted,)
     changed = parse("metaphrase try", [Options], ["--config", str(path), "--on", "true", "--steps", "1"])
     assert changed == (replace(wanted, on=True, steps=1),)
-    assert parse("metaphrase try", [Options], ["--print-config"], peek=True) == (Options(),)
 
 
 @pytest.mark.parametrize("name", ["align", "evaluate", "mine", "filter"])

@@ -126,7 +126,6 @@ def parse(
     description: str | None = None,
     examples: Sequence[str] = (),
     leading: Mapping[str, Mapping[str, str]] | None = None,
-    peek: bool = False,
 ) -> tuple[Any, ...]:
     """Parse options into dataclasses; flags, YAML and Python share one set of names.
 
@@ -139,7 +138,6 @@ def parse(
         examples: Whole command lines, below the options in the help text.
         leading: Options that ``--help`` lists, by group, with a short text each; ``--help-all`` lists the rest too, with
             their whole texts. None lists all.
-        peek: Parse without exiting: ``--help`` and ``--print-config`` are handled by a later parse that knows all defaults.
 
     Returns:
         One instance of each dataclass.
@@ -172,7 +170,7 @@ def parse(
         add_options(parser, cls, groups)
     own = parser.options()
     known = {action.dest for action in own}
-    _add_flags(parser, is_command, peek=peek, with_all=leading is not None)
+    _add_flags(parser, is_command, with_all=leading is not None)
     if leading and "--help-all" not in argv:
         _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
     parser.check_flags(argv, known)
@@ -191,7 +189,7 @@ def parse(
         setattr(namespace, action.dest, _with_home(getattr(namespace, action.dest, None)))
     if is_command:
         configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
-    if hasattr(namespace, "flag --print-config") and not peek:
+    if hasattr(namespace, "flag --print-config"):
         yaml.safe_dump(effective(types, namespace), result_stream(), sort_keys=False, allow_unicode=True, width=120)
         raise SystemExit(0)
     check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
@@ -212,17 +210,12 @@ def _add_groups(parser: Parser, leading: Mapping[str, Mapping[str, str]]) -> dic
     return homes | {"": parser.add_argument_group("other options" if leading else "options")}
 
 
-def _add_flags(parser: Parser, is_command: bool, *, peek: bool, with_all: bool) -> None:
+def _add_flags(parser: Parser, is_command: bool, *, with_all: bool) -> None:
     """Add ``--help``, ``--config`` and the flags that every command has."""
     group = parser.add_argument_group("options of every command" if is_command else "general options")
-    if peek:
-        group.add_argument("-h", "--help", "--help-all", dest="flag --help", action="store_true")
-    else:
-        group.add_argument("-h", "--help", action="help", default=argparse.SUPPRESS, help="Print this help and exit.")
-        if with_all:
-            group.add_argument(
-                "--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit."
-            )
+    group.add_argument("-h", "--help", action="help", default=argparse.SUPPRESS, help="Print this help and exit.")
+    if with_all:
+        group.add_argument("--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit.")
     group.add_argument("--config", help="YAML file of options; the command line overrides it.")
     for flag, text in FLAGS.items():
         if is_command or flag == "--print-config":
@@ -230,8 +223,7 @@ def _add_flags(parser: Parser, is_command: bool, *, peek: bool, with_all: bool) 
             group.add_argument(
                 *names,
                 dest=f"flag {flag}",
-                action="store_const",
-                const=True,
+                action="store_true",
                 default=argparse.SUPPRESS,
                 help=text.replace("%", "%%"),
             )

@@ -53,6 +53,9 @@ LEADING = {
     },
 }
 
+#: Flags that print something instead of running; the recipe is needed before.
+_PRINTING = ("-h", "--help", "--help-all", "--print-config", "--print_config")
+
 
 def parse_run(
     argv: Sequence[str],
@@ -73,7 +76,8 @@ def parse_run(
     token, argv = without_token(argv)
     hide(token)
     types = [RunConfig, *also]
-    peeked, *_ = parse(prog, types, argv, defaults=settings_for(None), peek=True, **about)
+    running = [word for word in argv if word not in _PRINTING]
+    peeked, *_ = parse(prog, types, running, defaults=settings_for(None), **about)
     settings = recipe_settings(peeked.recipe, paper_training=peeked.paper_training) | settings_for(peeked.recipe)
     refuse_token({"hub_token": peeked.hub_token})
     config, *others = parse(prog, types, argv, defaults=settings, **about)
