@@ -61,10 +61,8 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        names = dict.fromkeys(name.replace("-", "_").lstrip("_") for name in action.option_strings)
-        shown = [
-            next(one for one in action.option_strings if one.replace("-", "_").lstrip("_") == name) for name in names
-        ]
+        spellings = {name.replace("-", "_"): name for name in reversed(action.option_strings)}
+        shown = [name for name in action.option_strings if name in spellings.values()]
         value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
         value = f" [{value.strip()}]" if action.nargs == "?" else f"{value} ..." if action.nargs == "+" else value
         return ", ".join(shown) + value
@@ -363,8 +361,7 @@ def _add_option(parser: Any, option: Field[Any], kind: Any) -> None:
             settings |= {"nargs": "?", "const": True, "default": default is not MISSING and default, "required": False}
         parser.add_argument(*names, type=_truth, **settings)
         if default is True:
-            opposite = [f"--no{'-' if '-' in name[2:] else '_'}{name[2:]}" for name in names if name.startswith("--")]
-            opposite += [f"--no-{option.name}"] if "_" not in option.name else []
+            opposite = [f"--no_{option.name}", f"--no-{option.name.replace('_', '-')}"]
             settings = {"help": f"Turn {names[0]} off.", "default": argparse.SUPPRESS}
             parser.add_argument(*opposite, action="store_false", dest=option.name, **settings)
     elif get_origin(kind) is list:

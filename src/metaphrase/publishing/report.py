@@ -150,10 +150,10 @@ def write_report(
             is drawn as learning curves.
         descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
-        analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
-            ``alignments``, ``margins``, ``errors``, ``cost``; of :mod:`metaphrase.publishing.analysis`: ``geometry`` and
-            ``answers``; ``abilities``, rows of guards by name; ``alpha``, an
-            :class:`metaphrase.evaluation.guards.AlphaCurve` as data; and ``verdict``, a sentence. All are optional.
+        analysis: Results of :mod:`metaphrase.publishing.analysis`: ``tokens``, ``alignments``, ``margins``, ``errors``,
+            ``geometry`` and ``answers``; ``retention``, by data set; ``abilities``, rows of guards by name; ``alpha``, an
+            :class:`metaphrase.evaluation.guards.AlphaCurve` as data; ``verdict``, a sentence; and ``cost``. All are
+            optional.
 
     Returns:
         Path of ``report.html``.
