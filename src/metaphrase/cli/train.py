@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from metaphrase.cli.output import emit
 from metaphrase.cli.runs import execute, execute_and_print, parse_run
@@ -63,7 +64,8 @@ def train_seeds(config: RunConfig, seeds: Sequence[int]) -> int:
         raise UsageError("--seeds compares runs: pass --output_dir and test sets with --test.")
     folders = {seed: str(Path(config.output_dir) / f"seed-{seed}") for seed in seeds}
     for seed, folder in folders.items():
-        execute(TrainingRun(replace(config, seed=seed, output_dir=folder)))
+        settings: dict[str, Any] = {"seed": seed, "output_dir": folder}
+        execute(TrainingRun(replace(config, **settings)))
     if config.training_arguments().process_index == 0:
         rows = compare_runs([*folders.values()])
         emit({"runs": [*folders.values()], "rows": rows}, runs_table(rows, BEFORE))
