@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from metaphrase.aligners.workflow import align_files, align_lines
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, is_json, notes, result_stream, show_progress
 from metaphrase.corpus.codes import split_languages
+from metaphrase.corpus.writing import text_writer
 from metaphrase.exceptions import UsageError
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.tables import titled_table
@@ -112,9 +112,6 @@ def _open_output(output: str | None) -> Iterator[BinaryIO]:
         stdout.flush()
         return
     path = Path(output)
-    with work_folder_of(path), replacing(path) as partial, partial.open("wb") as raw:
-        if path.suffix == ".gz":
-            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-                yield cast("BinaryIO", packed)
-        else:
-            yield raw
+    packed = path.suffix == ".gz"
+    with work_folder_of(path), replacing(path) as partial, text_writer(partial, packed=packed) as stream:
+        yield stream.buffer
