@@ -55,9 +55,10 @@ def test_an_unquoted_no_is_norwegian(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("names: [no, sw]\n")
     assert parse("x", [Options], ["--config", str(config)])[0].names == ["no", "sw"]
-    config.write_text("text: no\nflag: yes\n")
-    (options,) = parse("x", [Options], ["--config", str(config)])
-    assert (options.text, options.flag) == ("no", True)
+    for word in ("yes", "on", "true"):
+        config.write_text(f"text: no\nflag: {word}\n")
+        (options,) = parse("x", [Options], ["--config", str(config)])
+        assert (options.text, options.flag) == ("no", True)
 
 
 def test_an_empty_name_of_a_config_is_an_error():

@@ -277,9 +277,8 @@ def _read_option(content: Keys, action: argparse.Action, hint: Any) -> Any:
     choices = list(map(str, action.choices or ()))
     if not is_of_type(value, hint) or (choices and value is not None and str(value) not in choices):
         wanted = f"one of {', '.join(choices)}" if choices else describe_type(hint)
-        hint = did_you_mean(str(value), choices)
-        found = reprlib.repr(plain(value))
-        raise ConfigError(f"{place(content, action.dest)}{action.dest!r} must be {wanted}, but is {found}{hint}.")
+        found = f"{reprlib.repr(plain(value))}{did_you_mean(str(value), choices)}"
+        raise ConfigError(f"{place(content, action.dest)}{action.dest!r} must be {wanted}, but is {found}.")
     return value
 
 
