@@ -347,14 +347,12 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
             "hub_count": int(found[worst].count_m.max()),
         }
     if "before" in facts:
-        kept = [_structure(sides["before"][0], sides["after"][0]) for sides in embedded.values()]
+        kept = []
+        for sides in embedded.values():
+            old, new = (pairwise_cosines(sides[side][0][:_STRUCTURE_SENTENCES]) for side in SIDES)
+            kept.append(spearman(old, new) if len(old) > 1 else 100.0)
         facts["after"]["structure"] = float(np.mean(kept))
     return facts
-
-
-def _structure(before_nh: NDArray[Any], after_nh: NDArray[Any]) -> float:
-    old, new = (pairwise_cosines(side_nh[:_STRUCTURE_SENTENCES]) for side_nh in (before_nh, after_nh))
-    return spearman(old, new) if len(old) > 1 else 100.0
 
 
 def read_answers(path: str | Path) -> dict[str, Any]:

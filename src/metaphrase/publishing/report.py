@@ -221,16 +221,12 @@ def _page(report: Mapping[str, Any]) -> str:
 
 def _moved(new: Results, old: Results | None) -> Text:
     """A score with its interval, after that of the baseline."""
-    score, *others = (_score(row) for row in (new, old) if row is not None)
+    rows = [row for row in (new, old) if row is not None]
+    score, *others = (next(row[key] for key in ("score", "accuracy", "error") if key in row) for row in rows)
     interval = "{:.1f}–{:.1f}".format(*new["interval"]) if "interval" in new else ""
     if others:
         return Text.assemble(f"{others[0]:.1f} → {score:.1f}", (f"\n{interval}" if interval else "", "dim"))
     return Text.assemble(f"{score:.1f}", (f" [{interval}]" if interval else "", "dim"))
-
-
-def _score(row: Results) -> float:
-    """The score of a language, group, average or direction."""
-    return next(row[key] for key in ("score", "accuracy", "error") if key in row)
 
 
 def describe_model(results: Results) -> str:

@@ -48,7 +48,6 @@ from metaphrase.publishing.report import describe_model, write_report
 _MAPPED = 4
 
 Sets = dict[str, dict[str, ParallelSet]]
-Models = Mapping[str, SentenceTransformer]
 
 
 @checked
@@ -178,9 +177,10 @@ def report_run(
         analyses["alpha"] = curve.to_dict()
     on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
     machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
+    encoded = sum(len(encoder.rows) for one in subjects.values() for encoder in one.encoders.values())
     analyses["cost"] = {
         "command": command,
-        "encoded": f"{sum(one.size for one in subjects.values())} sentences, each once per model",
+        "encoded": f"{encoded} sentences, each once per model",
         "time": f"{time.perf_counter() - started:.0f} seconds on {machine}",
     }
     page = write_report(
@@ -203,7 +203,7 @@ class SentenceEmbeddings:
     A single model has the key ``""``.
     """
 
-    def __init__(self, name: str, models: Models, prompt: str = "") -> None:
+    def __init__(self, name: str, models: Mapping[str, SentenceTransformer], prompt: str = "") -> None:
         self.name = name
         self.prompt = prompt
         self.encoders = {language: CachedEncoder(model) for language, model in models.items()}
@@ -215,11 +215,6 @@ class SentenceEmbeddings:
     def model(self, language: str) -> SentenceTransformer:
         """The model of a language."""
         return self.encoder(language).model
-
-    @property
-    def size(self) -> int:
-        """Number of encoded sentences."""
-        return sum(len(one.rows) for one in self.encoders.values())
 
     def of(self, language: str, texts: Sequence[str]) -> NDArray[Any]:
         """Embeddings of sentences, shape ``(n, hidden)``."""
