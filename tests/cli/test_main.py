@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from metaphrase import __version__, cli
-from metaphrase.cli import COMMANDS, emit, main, notes, parse, show_progress
+from metaphrase.cli import COMMANDS, main, parse
 from metaphrase.cli.options import FLAGS, add_options
-from metaphrase.cli.output import session
+from metaphrase.cli.output import emit, notes, session, show_progress
 from metaphrase.cli.runs import LEADING
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import MissingExtraError, MissingFileError
