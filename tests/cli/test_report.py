@@ -62,7 +62,7 @@ def finished(tmp_path, tiny_encoder, tiny_encoder_dir):
 @pytest.fixture
 def quick(monkeypatch):
     """Without the two slow parts, which `test_report_of_a_run` has."""
-    monkeypatch.setattr(analysis, "neighbour_embedding", lambda rows: rows[:, :2])
+    monkeypatch.setattr(analysis.TSNE, "fit_transform", lambda tsne, rows: rows[:, :2])
     monkeypatch.setattr(run_report, "save_pictures", lambda report, folder: [])
 
 

@@ -9,35 +9,23 @@ from metaphrase.publishing import analysis
 from tests.publishing.reports import found
 
 
-def test_principal_components_are_eigenvectors_of_the_covariance():
-    rows = np.random.default_rng(0).normal(size=(40, 6)) * [9, 5, 1, 1, 1, 1]
-    points, shares = analysis.principal_components(rows)
-    centred = rows - rows.mean(axis=0)
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    for axis in (0, 1):
-        vector = vectors[:, -1 - axis]
-        vector = vector * np.sign(vector[np.abs(vector).argmax()])
-        np.testing.assert_allclose(points[:, axis], centred @ vector, rtol=1e-9)
-        assert shares[axis] == pytest.approx(values[-1 - axis] / values.sum())
-    moved, _ = analysis.principal_components(rows + 100)
-    np.testing.assert_allclose(moved, points, atol=1e-9)
-
-
-def test_tsne_keeps_clusters_apart_and_is_repeatable():
+def test_maps_keep_clusters_apart_and_are_repeatable():
     rng = np.random.default_rng(0)
     rows = np.concatenate([rng.normal(size=(20, 8)) * 0.05 + centre for centre in np.eye(8)[:2]]).astype(np.float32)
-    points = analysis.neighbour_embedding(rows)
-    np.testing.assert_array_equal(points, analysis.neighbour_embedding(rows))
-    distance = np.linalg.norm(points[:, None] - points[None], axis=-1) + np.diag([np.inf] * 40)
-    assert (distance.argmin(axis=1) // 20 == np.arange(40) // 20).all()
+    found = analysis.token_map(rows, ["sw"] * 20 + ["en"] * 20)
+    assert found == analysis.token_map(rows, ["sw"] * 20 + ["en"] * 20)
+    assert found["own_language"] == 100
+    assert 0.9 < found["explained"][0] < 1
+    for points in (np.array(found["pca"]), np.array(found["tsne"])):
+        distance = np.linalg.norm(points[:, None] - points[None], axis=-1) + np.diag([np.inf] * 40)
+        assert (distance.argmin(axis=1) // 20 == np.arange(40) // 20).all()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_words_of_a_collapsed_encoder_have_a_map():
-    rows = np.ones((40, 8), dtype=np.float32)
-    points, shares = analysis.principal_components(rows)
-    assert (points.tolist(), shares) == ([[0.0, 0.0]] * 40, [0.0, 0.0])
-    assert np.isfinite(analysis.neighbour_embedding(rows)).all()
+    found = analysis.token_map(np.ones((40, 8), dtype=np.float32), ["sw", "en"] * 20)
+    assert (found["pca"], found["explained"]) == ([[0.0, 0.0]] * 40, [0.0, 0.0])
+    assert np.isfinite(found["tsne"]).all()
 
 
 def test_own_language_share_equals_a_loop():

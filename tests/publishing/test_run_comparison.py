@@ -113,4 +113,4 @@ def test_the_command_prints_and_draws(write, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["rows"] == compare_runs(runs)
     assert plot.read_text().count("difference in points") == 2
     assert main(["compare", *map(str, runs), "--plot", str(tmp_path / "plot.doc")]) == 2
-    assert "Plots are written as" in capsys.readouterr().err
+    assert "Format 'doc' is not supported (supported formats: " in capsys.readouterr().err

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TextIO
 
 from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
-from metaphrase.cli.output import emit, is_json, is_quiet, notes, result_stream, session, show_progress
+from metaphrase.cli.output import result_stream, session
 from metaphrase.exceptions import MetaphraseError, UsageError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.environment import versions
 from metaphrase.io.redaction import redact, visible, without_tokens
 
-__all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", "show_progress"]
+__all__ = ["COMMANDS", "main", "parse"]
 
 #: Commands with a summary, in the order of their use. Their modules are imported only when they are called.
 COMMANDS = {

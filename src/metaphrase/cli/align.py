@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from rich.table import Table
 
 from metaphrase.aligners.linking import AlignmentReport
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files, align_lines
-from metaphrase.cli.options import leading_values, parse
+from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, is_json, notes, result_stream, show_progress
 from metaphrase.corpus.codes import split_languages
+from metaphrase.corpus.writing import text_writer
 from metaphrase.exceptions import UsageError
 from metaphrase.io.files import replacing, write_json
+from metaphrase.io.tables import titled_table
 from metaphrase.io.work_folders import work_folder_of
 
 DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV, links the words of a bitext."
@@ -32,12 +33,9 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Align files, or lines of stdin."""
-    arguments = list(argv)
-    if "--files" not in argv:  # "-", stdin, can be at any position
-        files, others = leading_values([token for token in argv if token != "-"])
-        files += ["-"] * ("-" in argv)
-        arguments = ["--files", *files, *others] if files else others
-    (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    if "-" in argv and "--files" not in argv:  # stdin, at any position
+        argv = ["-", *(token for token in argv if token != "-")]
+    (options,) = parse("metaphrase align", [AlignOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     options.languages = split_languages(options.languages)
     options.check()
     return _align_stdin(options) if options.reads_lines else _align_files(options)
@@ -87,11 +85,8 @@ def _summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, 
 
 
 def _summary_table(report: AlignmentReport) -> Table:
-    table = Table(title=f"Word links by {report.aligner}")
-    for column in ("languages", "pairs", "kept", "source words linked", "target words linked", "links per pair"):
-        table.add_column(column, justify="left" if column == "languages" else "right", no_wrap=column == "languages")
-    for column in ("without links", "too long"):
-        table.add_column(column, justify="right")
+    numbers = ["pairs", "kept", "source words linked", "target words linked", "links per pair"]
+    table = titled_table(f"Word links by {report.aligner}", "languages", right=[*numbers, "without links", "too long"])
     rows = sorted(report.counts.items())
     for languages, counts in [*rows, ("all", report.total)] if len(rows) > 1 else rows:
         shares = counts.facts()
@@ -117,9 +112,6 @@ def _open_output(output: str | None) -> Iterator[BinaryIO]:
         stdout.flush()
         return
     path = Path(output)
-    with work_folder_of(path), replacing(path) as partial, partial.open("wb") as raw:
-        if path.suffix == ".gz":
-            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-                yield cast("BinaryIO", packed)
-        else:
-            yield raw
+    packed = path.suffix == ".gz"
+    with work_folder_of(path), replacing(path) as partial, text_writer(partial, packed=packed) as stream:
+        yield stream.buffer

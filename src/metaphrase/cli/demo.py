@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from metaphrase.cli.runs import execute_and_print, parse_run
 from metaphrase.io.environment import prepare_process
@@ -23,12 +22,8 @@ EXAMPLES = (
 
 
 def parse(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """Parse the demo's options; ``merge`` and ``debias`` have defaults only for the demo's own recipe."""
-    about: dict[str, Any] = {"prog": "metaphrase demo", "description": DESCRIPTION, "examples": EXAMPLES}
-    config, command, _ = parse_run(argv, demo_settings(), **about)
-    if config.recipe == demo_settings()["recipe"]:
-        return config, command
-    return parse_run(argv, demo_settings(config.recipe), **about)[:2]
+    """Parse the demo's options."""
+    return parse_run(argv, demo_settings, prog="metaphrase demo", description=DESCRIPTION, examples=EXAMPLES)[:2]
 
 
 def run(argv: Sequence[str]) -> int:

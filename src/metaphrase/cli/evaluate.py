@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from metaphrase.cli import emit, notes, parse, show_progress
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit, notes, show_progress
 from metaphrase.cli.tables import models_table
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate, evaluate_models
 from metaphrase.publishing.report import render_summary, render_table

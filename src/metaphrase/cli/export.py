@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.console import RenderableType
-
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, show_progress
 from metaphrase.io.environment import versions
@@ -34,22 +32,20 @@ def run(argv: Sequence[str]) -> int:
     The exit status is 1 if the loss is too large and nothing is written.
     """
     (options,) = parse("metaphrase export", [ExportOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
-    with prepare_export(options, notify=notes().print, show_progress=show_progress()) as export:
+    console = notes()
+    with prepare_export(options, notify=console.print, show_progress=show_progress()) as export:
         sizes = titled_table("", "", right=("before", "after"))
         for row in size_rows(export.sizes):
             sizes.add_row(*row)
-        tables: list[RenderableType] = [render_table(export.after, export.before, export.comparison), sizes]
+        console.print(render_table(export.after, export.before, export.comparison), sizes)
         if export.lost:
-            lines: list[RenderableType] = [
-                *tables,
+            message = (
                 f"Nothing was written: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. "
-                "Keep more of the model, or accept more with --max_loss.",
-            ]
+                "Keep more of the model, or accept more with --max_loss."
+            )
         else:
-            for item in tables:
-                notes().print(item)
             export.publish(shlex.join(["metaphrase", "export", *argv]))
-            lines = [f"Wrote {options.output_dir}: {'; '.join(export.changes)}. {how_to_load(options.output_dir)}"]
+            message = f"Wrote {options.output_dir}: {'; '.join(export.changes)}. {how_to_load(options.output_dir)}"
     result = {
         "model": options.model,
         "output_dir": options.output_dir,
@@ -61,5 +57,5 @@ def run(argv: Sequence[str]) -> int:
         "options": asdict(options),
         "versions": versions(),
     }
-    emit(result, *lines)
+    emit(result, message)
     return 1 if export.lost else 0

@@ -13,7 +13,6 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
-from datetime import date
 from enum import Enum
 from pathlib import Path
 from shutil import get_terminal_size
@@ -25,21 +24,9 @@ import yaml
 
 from metaphrase.cli.output import configure, result_stream
 from metaphrase.exceptions import ConfigError, UsageError
-from metaphrase.io.arguments import check_value, hints_of, is_limited, is_of_type
+from metaphrase.io.arguments import check_value, describe_type, hints_of, is_limited, is_of_type
 from metaphrase.io.configuration import Keys, default_of, did_you_mean, place, plain, read_yaml
 from metaphrase.io.outputs import check_files
-
-
-def leading_values(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the values before the first flag from the other arguments.
-
-    >>> leading_values(["a.txt", "b.txt", "-o", "out.tsv"])
-    (['a.txt', 'b.txt'], ['-o', 'out.tsv'])
-    """
-    flags = (at for at, token in enumerate(argv) if token.startswith("-"))
-    end = next(flags, len(argv))
-    return list(argv[:end]), list(argv[end:])
-
 
 #: Flags that every command has, with their help.
 FLAGS = {
@@ -62,9 +49,6 @@ exit status:
 #: Options of these libraries are printed by --print-config only if they are set.
 _LIBRARIES = ("transformers", "sentence_transformers")
 
-#: Types of values in a file that cannot be written as one word of a command line.
-_NO_WORDS = (list, dict, set, bytes, NoneType)
-
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
     """Keeps the layout of examples, shows one spelling of an option, and adds defaults that the text does not mention."""
@@ -77,10 +61,8 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        names = dict.fromkeys(name.replace("-", "_").lstrip("_") for name in action.option_strings)
-        shown = [
-            next(one for one in action.option_strings if one.replace("-", "_").lstrip("_") == name) for name in names
-        ]
+        spellings = {name.replace("-", "_"): name for name in reversed(action.option_strings)}
+        shown = [name for name in action.option_strings if name in spellings.values()]
         value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
         value = f" [{value.strip()}]" if action.nargs == "?" else f"{value} ..." if action.nargs == "+" else value
         return ", ".join(shown) + value
@@ -115,8 +97,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}.{order} See `{self.prog} --help`.")
 
     def options(self) -> list[argparse.Action]:
-        """The options added so far, without ``--help``."""
-        return [action for action in self._actions if action.dest != "help"]
+        """The options added so far."""
+        return list(self._actions)
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
         """Refuse unknown flags."""
@@ -142,7 +124,6 @@ def parse(
     description: str | None = None,
     examples: Sequence[str] = (),
     leading: Mapping[str, Mapping[str, str]] | None = None,
-    peek: bool = False,
 ) -> tuple[Any, ...]:
     """Parse options into dataclasses; flags, YAML and Python share one set of names.
 
@@ -155,7 +136,6 @@ def parse(
         examples: Whole command lines, below the options in the help text.
         leading: Options that ``--help`` lists, by group, with a short text each; ``--help-all`` lists the rest too, with
             their whole texts. None lists all.
-        peek: Parse without exiting: ``--help`` and ``--print-config`` are handled by a later parse that knows all defaults.
 
     Returns:
         One instance of each dataclass.
@@ -166,11 +146,12 @@ def parse(
         SystemExit: ``--help`` or ``--print-config`` was given.
     """
     first = [option.name for cls in types for option in options_of(cls) if option.metadata.get("first")]
-    values, others = leading_values(argv)
-    if first and values:
+    flags = (at for at, token in enumerate(argv) if token.startswith("-") and token != "-")
+    end = next(flags, len(argv))
+    if first and (values := argv[:end]):
         each = [*([value] for value in values[: len(first) - 1]), values[len(first) - 1 :]]
         named = [[f"--{name}", *words] for name, words in zip(first, each, strict=False) if words]
-        argv = [*(word for words in named for word in words), *others]
+        argv = [*(word for words in named for word in words), *argv[end:]]
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,
@@ -187,25 +168,26 @@ def parse(
         add_options(parser, cls, groups)
     own = parser.options()
     known = {action.dest for action in own}
-    _add_flags(parser, is_command, peek=peek, with_all=leading is not None)
+    _add_flags(parser, is_command, with_all=leading is not None)
     if leading and "--help-all" not in argv:
         _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
     parser.check_flags(argv, known)
     path = _config_path(prog, argv)
-    content = Keys() if path is None else _read_config(Path(path).expanduser(), known)
+    hints = {name: hint for cls in types for name, hint in hints_of(cls).items()}
+    content = {} if path is None else _read_config(Path(path).expanduser(), own, hints)
     options = {**(defaults or {}), **content}
     for action in own:
-        if action.dest in options:
-            action.required = False
-            options[action.dest] = _as_given(action, options[action.dest], content)
+        action.required &= action.dest not in options
     parser.set_defaults(**options)
     namespace = parser.parse_args(list(argv))
-    _check_values(types, namespace, content, argv)
+    for name, hint in hints.items():
+        if hasattr(namespace, name) and is_limited(hint):
+            check_value(getattr(namespace, name), hint, f"--{name}")
     for action in own:  # a shell expands ~ only where a word starts with it
         setattr(namespace, action.dest, _with_home(getattr(namespace, action.dest, None)))
     if is_command:
         configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
-    if hasattr(namespace, "flag --print-config") and not peek:
+    if hasattr(namespace, "flag --print-config"):
         yaml.safe_dump(effective(types, namespace), result_stream(), sort_keys=False, allow_unicode=True, width=120)
         raise SystemExit(0)
     check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
@@ -219,22 +201,6 @@ def _with_home(value: Any) -> Any:
     return re.sub(r"(^|,| \+ )~(?=/)", rf"\1{Path.home()}", value) if isinstance(value, str) else value
 
 
-def _check_values(
-    types: Sequence[type], namespace: argparse.Namespace, content: Mapping[str, Any], argv: Sequence[str]
-) -> None:
-    """Refuse values of another type in the file, and numbers that are out of range, with their place or their flag."""
-    flags = {token.split("=")[0].lstrip("-").replace("-", "_") for token in argv if token.startswith("-")}
-    for name, hint in (item for cls in types for item in hints_of(cls).items()):
-        if name in content and name not in flags:
-            value = getattr(namespace, name)
-            if isinstance(value, bool) and is_of_type("", hint) and not is_of_type(value, hint):
-                value = "true" if value else "no"  # an unquoted `no`, Norwegian, is false to YAML
-                setattr(namespace, name, value)
-            check_value(value, hint, f"{place(content, name)}{name!r}", ConfigError)
-        elif hasattr(namespace, name) and is_limited(hint):
-            check_value(getattr(namespace, name), hint, f"--{name}")
-
-
 def _add_groups(parser: Parser, leading: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Add the groups of the leading options. Returns the group of each; that of the others has an empty name."""
     groups = {title: parser.add_argument_group(title) for title in leading}
@@ -242,17 +208,12 @@ def _add_groups(parser: Parser, leading: Mapping[str, Mapping[str, str]]) -> dic
     return homes | {"": parser.add_argument_group("other options" if leading else "options")}
 
 
-def _add_flags(parser: Parser, is_command: bool, *, peek: bool, with_all: bool) -> None:
+def _add_flags(parser: Parser, is_command: bool, *, with_all: bool) -> None:
     """Add ``--help``, ``--config`` and the flags that every command has."""
     group = parser.add_argument_group("options of every command" if is_command else "general options")
-    if peek:
-        group.add_argument("-h", "--help", "--help-all", dest="flag --help", action="store_true")
-    else:
-        group.add_argument("-h", "--help", action="help", default=argparse.SUPPRESS, help="Print this help and exit.")
-        if with_all:
-            group.add_argument(
-                "--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit."
-            )
+    group.add_argument("-h", "--help", action="help", default=argparse.SUPPRESS, help="Print this help and exit.")
+    if with_all:
+        group.add_argument("--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit.")
     group.add_argument("--config", help="YAML file of options; the command line overrides it.")
     for flag, text in FLAGS.items():
         if is_command or flag == "--print-config":
@@ -260,8 +221,7 @@ def _add_flags(parser: Parser, is_command: bool, *, peek: bool, with_all: bool) 
             group.add_argument(
                 *names,
                 dest=f"flag {flag}",
-                action="store_const",
-                const=True,
+                action="store_true",
                 default=argparse.SUPPRESS,
                 help=text.replace("%", "%%"),
             )
@@ -290,55 +250,36 @@ def _config_path(prog: str, arguments: Sequence[str]) -> str | None:
     return paths[0] if paths else None
 
 
-def _read_config(path: Path, known: Iterable[str]) -> Keys:
+def _read_config(path: Path, actions: Sequence[argparse.Action], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a file, converted and checked."""
     content = read_yaml(path)
     if content is None:
-        return Keys()
+        return {}
     if not isinstance(content, Keys):
         raise ConfigError(f"{path} should hold options as keys and values, but holds {type(content).__name__}.")
+    known = {action.dest: action for action in actions}
     for key in content:
         if key not in known:
             raise ConfigError(f"{place(content, key)}unknown option {key!r}{did_you_mean(str(key), known)}.")
-    return content
+    return {name: _read_option(content, known[name], hints.get(name, Any)) for name in content}
 
 
-def _as_given(action: argparse.Action, value: Any, content: Keys) -> Any:
-    """Convert a value of a file to the value that the command line would produce."""
-    if value is not None and action.nargs == "+" and not isinstance(value, list):
-        number = isinstance(value, int | float | date) and not isinstance(value, bool)
-        value = [content.words.get(action.dest, value) if number and action.type is str else value]
-    if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML
-        if action.type is str and isinstance(words := content.words.get(action.dest), list):
-            value = [
-                word if isinstance(item, int | float | date) and not isinstance(item, bool) else item
-                for item, word in zip(value, words, strict=True)
-            ]
-        value = ["no" if item is False else item if isinstance(item, _NO_WORDS) else str(item) for item in value]
-    wrong = isinstance(value, list) and action.nargs != "+" and action.type is not str
-    wrong |= isinstance(value, dict) and action.type is not str
-    wrong |= isinstance(value, bool) and action.type in (int, float)
-    wrong |= isinstance(value, float) and action.type is int
-    wrong |= isinstance(value, str) and not _is_read_by(action.type, value)
-    if wrong or (action.choices and value is not None and str(value) not in map(str, action.choices)):
-        wanted = (
-            f"one of {', '.join(map(str, action.choices))}" if action.choices else _WORDS.get(action.type, "one word")
-        )
-        hint = did_you_mean(str(value), map(str, action.choices)) if action.choices else ""
-        where = place(content, action.dest)
-        raise ConfigError(f"{where}{action.dest!r} must be {wanted}, but is {reprlib.repr(plain(value))}{hint}.")
-    if action.type is str and isinstance(value, int | float | date) and not isinstance(value, bool):
-        return content.words.get(action.dest, str(value))  # 012 and 1e3 are numbers to YAML
-    if action.type is not None and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+def _read_option(content: Keys, action: argparse.Action, hint: Any) -> Any:
+    """Convert the words of an option in a file as those of the command line: ``no`` is a language, and ``012`` is a text."""
+    value, words = content[action.dest], content.words.get(action.dest)
+    if words is not None and not isinstance(value, bytes | NoneType):
+        convert: Any = action.type
+        with suppress(ValueError, TypeError, argparse.ArgumentTypeError):  # refused below
+            if action.nargs == "+":
+                value = [convert(word) for word in ([words] if isinstance(words, str) else words)]
+            else:
+                value = words if isinstance(words, list) else convert(words)
+    choices = list(map(str, action.choices or ()))
+    if not is_of_type(value, hint) or (choices and value is not None and str(value) not in choices):
+        wanted = f"one of {', '.join(choices)}" if choices else describe_type(hint)
+        found = f"{reprlib.repr(plain(value))}{did_you_mean(str(value), choices)}"
+        raise ConfigError(f"{place(content, action.dest)}{action.dest!r} must be {wanted}, but is {found}.")
     return value
-
-
-def _is_read_by(kind: Any, text: str) -> bool:
-    """Whether the type of an option reads a text."""
-    try:
-        return kind is None or kind(text) is not None
-    except (ValueError, argparse.ArgumentTypeError):
-        return False
 
 
 def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str, Any]:
@@ -419,8 +360,7 @@ def _add_option(parser: Any, option: Field[Any], kind: Any) -> None:
             settings |= {"nargs": "?", "const": True, "default": default is not MISSING and default, "required": False}
         parser.add_argument(*names, type=_truth, **settings)
         if default is True:
-            opposite = [f"--no{'-' if '-' in name[2:] else '_'}{name[2:]}" for name in names if name.startswith("--")]
-            opposite += [f"--no-{option.name}"] if "_" not in option.name else []
+            opposite = [f"--no_{option.name}", f"--no-{option.name.replace('_', '-')}"]
             settings = {"help": f"Turn {names[0]} off.", "default": argparse.SUPPRESS}
             parser.add_argument(*opposite, action="store_false", dest=option.name, **settings)
     elif get_origin(kind) is list:
@@ -443,12 +383,8 @@ def _choice(choices: Sequence[Any]) -> Callable[[str], Any]:
 def _truth(text: str | bool) -> bool:
     if isinstance(text, bool):
         return text
-    if text.lower() in ("yes", "true", "t", "y", "1"):
+    if text.lower() in ("yes", "true", "t", "y", "1", "on"):
         return True
-    if text.lower() in ("no", "false", "f", "n", "0"):
+    if text.lower() in ("no", "false", "f", "n", "0", "off"):
         return False
     raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
-
-
-#: What an option of a type takes, in words.
-_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", _truth: "true or false"}

@@ -72,15 +72,11 @@ def configure(*, as_json: bool, quiet: bool) -> None:
 
     JSON is one document on stdout, and everything else goes to stderr; quiet prints only errors and the result.
     """
-    _output.json, _output.quiet = (
-        _output.json or as_json,
-        _output.quiet or quiet,
-    )  # a command may parse another's options
-    as_json, quiet = _output.json, _output.quiet
+    _output.json, _output.quiet = as_json, quiet
     if not show_progress():
         _hide_bars()
     if (stack := _output.stack) is None or not (as_json or quiet) or _output.stdout is not None:
-        return
+        return  # nothing is redirected, or it was when the options were parsed before
     _output.stdout = sys.stdout
     if not quiet:
         stack.enter_context(redirect_stdout(sys.stderr))

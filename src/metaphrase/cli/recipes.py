@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import yaml
 from rich.table import Table
 
-from metaphrase.cli import emit, is_json, parse
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit, is_json
 from metaphrase.io.configuration import option
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.training.recipe import Recipe, list_recipes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -53,17 +53,22 @@ LEADING = {
     },
 }
 
+#: Flags that print something instead of running; the recipe is needed before.
+_PRINTING = ("-h", "--help", "--help-all", "--print-config", "--print_config")
+
 
 def parse_run(
     argv: Sequence[str],
-    defaults: Mapping[str, Any] | None = None,
+    settings_for: Callable[[str | None], dict[str, Any]] = lambda recipe: {},
     *,
     prog: str,
     description: str,
     examples: Sequence[str],
     also: Sequence[type] = (),
 ) -> tuple[RunConfig, list[str], tuple[Any, ...]]:
-    """Parse the options of a training run: the recipe's settings, ``defaults``, ``--config``, then the command line.
+    """Parse the options of a training run: the recipe's settings, those of the command, ``--config``, then the command line.
+
+    ``settings_for`` returns the command's settings for a recipe; for None, those for its default recipe.
 
     Returns the configuration, the command without a token, as it may be printed and written, and the options ``also``.
     """
@@ -71,8 +76,9 @@ def parse_run(
     token, argv = without_token(argv)
     hide(token)
     types = [RunConfig, *also]
-    peeked, *_ = parse(prog, types, argv, defaults=defaults, peek=True, **about)
-    settings = recipe_settings(peeked.recipe, paper_training=peeked.paper_training) | dict(defaults or {})
+    running = [word for word in argv if word not in _PRINTING]
+    peeked, *_ = parse(prog, types, running, defaults=settings_for(None), **about)
+    settings = recipe_settings(peeked.recipe, paper_training=peeked.paper_training) | settings_for(peeked.recipe)
     refuse_token({"hub_token": peeked.hub_token})
     config, *others = parse(prog, types, argv, defaults=settings, **about)
     config.hub_token = token

@@ -62,11 +62,11 @@ def train_seeds(config: RunConfig, seeds: Sequence[int]) -> int:
         raise UsageError("--seeds trains several encoders: omit --push_to_hub, and push one with `metaphrase push`.")
     if not (config.test and config.output_dir):
         raise UsageError("--seeds compares runs: pass --output_dir and test sets with --test.")
-    folders = [Path(config.output_dir) / f"seed-{seed}" for seed in dict.fromkeys(seeds)]
-    for seed, folder in zip(dict.fromkeys(seeds), folders, strict=True):
-        settings: dict[str, Any] = {"seed": seed, "output_dir": str(folder)}
+    folders = {seed: str(Path(config.output_dir) / f"seed-{seed}") for seed in seeds}
+    for seed, folder in folders.items():
+        settings: dict[str, Any] = {"seed": seed, "output_dir": folder}
         execute(TrainingRun(replace(config, **settings)))
     if config.training_arguments().process_index == 0:
-        rows = compare_runs(folders)
-        emit({"runs": [str(folder) for folder in folders], "rows": rows}, runs_table(rows, BEFORE))
+        rows = compare_runs([*folders.values()])
+        emit({"runs": [*folders.values()], "rows": rows}, runs_table(rows, BEFORE))
     return 0

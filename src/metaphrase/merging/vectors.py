@@ -85,8 +85,11 @@ class TaskVector:
         prompts = {name: text for name, text in (getattr(tuned, "prompts", None) or {}).items() if text is not None}
         if any(prompts.values()) and prompts != getattr(base, "prompts", None):
             facts["prompts"] = prompts
-        _check_alike(old, new)
-        _check_modules(module_settings(base), modules)
+        _check_weights(old, new)
+        if (others := module_settings(base)) != modules:
+            raise ModelError(
+                f"The modules of the two models differ: {others} and {modules}. Merge models with the same pooling."
+            )
         _check_vocabularies(base, tuned)
         differences = {}
         for name, old_tensor in old.items():
@@ -123,8 +126,8 @@ class TaskVector:
                 f"the digest {found}. Load the model that the vector was made from, at the same revision."
             )
         weights = dict(_tensors(base))
-        wrong = [name for name, one in self.differences.items() if getattr(weights.get(name), "shape", 0) != one.shape]
-        if wrong:
+        shapes = {name: one.shape for name, one in weights.items()}
+        if wrong := [name for name, one in self.differences.items() if shapes.get(name) != one.shape]:
             raise ModelError(
                 f"This task vector has weights that the model does not have, or has in another shape: {_some(wrong)}. "
                 "Make the vector again from the two models."
@@ -229,20 +232,14 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
     return total if alpha is None else replace(total, alpha=alpha)
 
 
-def _check_alike(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+def _check_weights(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
     """Check that the weights of two models differ in their values only."""
-    shapes = [{name: tuple(one.shape) for name, one in weights.items()} for weights in (old, new)]
-    other = [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]
-    if other:
+    shapes = [{name: one.shape for name, one in weights.items()} for weights in (old, new)]
+    if other := [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]:
         raise ModelError(
             f"Models are merged weight by weight, but these two differ in the shape or presence of {_some(other)}. Merge "
             "models that were tuned from one base, with its vocabulary and its layers."
         )
-
-
-def _check_modules(old: list[Any], new: list[Any]) -> None:
-    if old != new:
-        raise ModelError(f"The modules of the two models differ: {old} and {new}. Merge models with the same pooling.")
 
 
 def _check_vocabularies(*models: nn.Module) -> None:

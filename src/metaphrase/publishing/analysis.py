@@ -109,36 +109,20 @@ def token_map(states_nh: NDArray[Any], languages: Sequence[str]) -> dict[str, An
     Reference: Li et al. 2023 (DAP), figure 1 (PCA); Miao et al. 2024 (WACSE), figure 1 (t-SNE).
     """
     unit_nh = unit_rows(states_nh)
-    pca_n2, explained = principal_components(unit_nh)
-    tsne_n2 = neighbour_embedding(unit_nh)
+    pca = PCA(2, svd_solver="full")
+    tsne = TSNE(
+        perplexity=min(30.0, (len(unit_nh) - 1) / 3),
+        init="pca" if np.ptp(unit_nh, axis=0).any() else "random",
+        random_state=0,
+    )
+    with np.errstate(invalid="ignore"):  # equal rows have no variance
+        pca_n2 = pca.fit_transform(unit_nh.astype(np.float64))
     return {
         "pca": _rounded(pca_n2),
-        "explained": explained,
-        "tsne": _rounded(tsne_n2),
+        "explained": np.nan_to_num(pca.explained_variance_ratio_).tolist(),
+        "tsne": _rounded(tsne.fit_transform(unit_nh)),
         "own_language": own_language_share(unit_nh, languages),
     }
-
-
-def principal_components(rows_nh: NDArray[Any]) -> tuple[NDArray[np.float64], list[float]]:
-    """Coordinates along the two directions of largest variance, and each direction's share of the variance.
-
-    >>> points, shares = principal_components(np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
-    >>> np.abs(points).round(6).tolist()[0], [round(share, 3) for share in shares]
-    ([3.0, 0.0], [0.9, 0.1])
-    """
-    pca = PCA(2, svd_solver="full")
-    with np.errstate(invalid="ignore"):  # equal rows have no variance
-        points_n2 = pca.fit_transform(np.asarray(rows_nh, dtype=np.float64))
-    return points_n2, np.nan_to_num(pca.explained_variance_ratio_).tolist()
-
-
-def neighbour_embedding(rows_nh: NDArray[Any]) -> NDArray[np.float64]:
-    """t-SNE in two dimensions, initialised with the principal components; at random if all rows are equal.
-
-    Reference: van der Maaten and Hinton 2008, "Visualizing Data using t-SNE".
-    """
-    init = "pca" if np.ptp(rows_nh, axis=0).any() else "random"
-    return TSNE(perplexity=min(30.0, (len(rows_nh) - 1) / 3), init=init, random_state=0).fit_transform(rows_nh)
 
 
 def own_language_share(unit_nh: NDArray[np.float32], languages: Sequence[str], k: int = WORD_NEIGHBOURS) -> float:
@@ -363,14 +347,12 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
             "hub_count": int(found[worst].count_m.max()),
         }
     if "before" in facts:
-        kept = [_structure(sides["before"][0], sides["after"][0]) for sides in embedded.values()]
+        kept = []
+        for sides in embedded.values():
+            old, new = (pairwise_cosines(sides[side][0][:_STRUCTURE_SENTENCES]) for side in SIDES)
+            kept.append(spearman(old, new) if len(old) > 1 else 100.0)
         facts["after"]["structure"] = float(np.mean(kept))
     return facts
-
-
-def _structure(before_nh: NDArray[Any], after_nh: NDArray[Any]) -> float:
-    old, new = (pairwise_cosines(side_nh[:_STRUCTURE_SENTENCES]) for side_nh in (before_nh, after_nh))
-    return spearman(old, new) if len(old) > 1 else 100.0
 
 
 def read_answers(path: str | Path) -> dict[str, Any]:

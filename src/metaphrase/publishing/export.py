@@ -137,7 +137,9 @@ class Export:
         sizes: ``before`` and ``after`` of megabytes on disk, pieces, layers and parameters.
         lost: Languages that lost significantly more than ``max_loss``.
         draft: The written model.
-        write_card: Returns the text of the card, given the export and the command line.
+        model: The original model.
+        languages: Languages that are kept.
+        tests: Name of the test set of each language.
     """
 
     options: ExportOptions
@@ -148,11 +150,16 @@ class Export:
     sizes: dict[str, dict[str, float]]
     lost: list[str]
     draft: Draft
-    write_card: Callable[[Export, str], str] = field(repr=False)
+    model: SentenceTransformer = field(repr=False)
+    languages: list[str]
+    tests: dict[str, str]
 
     def publish(self, command: str) -> Path:
         """Move the reduced model to its destination, with a card."""
-        return self.draft.publish(self.write_card(self, command))
+        metadata, text = _own_card(self.model, self.options)
+        results = result_rows(self.comparison, self.tests)
+        head = _metadata(self, metadata, results, command)
+        return self.draft.publish(f"---\n{head}---\n\n{_card_text(self, text, results)}")
 
 
 @contextmanager
@@ -172,10 +179,11 @@ def prepare_export(
     """
     _check(options)
     check_destination(options.output_dir)
-    languages = dict.fromkeys(split_languages(options.languages))
-    languages.pop(TARGET_LANGUAGE, None)
-    texts = _kept_texts(options, languages) if options.trims else []
-    sets, names = _test_sets(options, list(languages))
+    kept = dict.fromkeys(split_languages(options.languages))
+    kept.pop(TARGET_LANGUAGE, None)
+    texts = _kept_texts(options, kept) if options.trims else []
+    languages = list(kept)
+    sets, tests = _test_sets(options, languages)
 
     def measure(measured: SentenceTransformer, name: str) -> dict[str, Any]:
         notify(f"Measuring {name} on {len(sets)} languages …")
@@ -190,12 +198,6 @@ def prepare_export(
             show_progress=show_progress,
         ).to_dict()
 
-    def card(export: Export, command: str) -> str:
-        metadata, text = _own_card(model, options, notify)
-        results = result_rows(export.comparison, names)
-        head = _metadata(metadata, model, export, list(languages), results, command)
-        return f"---\n{head}---\n\n{_card_text(text, export, results)}"
-
     model = load_encoder(options.model)
     reduced, changes = _reduce(model, options, texts)
     before = measure(model, options.model)
@@ -208,7 +210,7 @@ def prepare_export(
             if options.max_loss is not None and row["interval"][1] < -options.max_loss
         ]
         sizes = _sizes(model, reduced, draft)
-        yield Export(options, changes, before, after, comparison, sizes, lost, draft, card)
+        yield Export(options, changes, before, after, comparison, sizes, lost, draft, model, languages, tests)
 
 
 @contextmanager
@@ -398,14 +400,11 @@ def _source(name: str) -> Path | None:
     return Path(name) if Path(name).is_dir() else None
 
 
-def _own_card(
-    model: SentenceTransformer, options: ExportOptions, notify: Callable[[str], None]
-) -> tuple[dict[str, Any], str]:
+def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:
     """Metadata and text of the original model's card; of a Hub model only the metadata that also apply to the export."""
     source = _source(options.model)
-    revision = model.model_card_data.base_model_revision
-    path = source / CARD if source is not None else find_card(options.model, revision=revision)
-    if path is None or not path.is_file():
+    path = find_card(str(source or options.model), revision=model.model_card_data.base_model_revision)
+    if path is None:
         return {}, ""
     content = path.read_text(encoding="utf-8-sig", errors="replace")
     block = REGEX_YAML_BLOCK.search(content)
@@ -415,7 +414,7 @@ def _own_card(
     except yaml.YAMLError:
         metadata = None
     if not isinstance(metadata, dict):
-        notify(f"The metadata of {path} cannot be read. Add the licence to the new card.")
+        logger.warning("The metadata of %s cannot be read. Add the licence to the new card.", path)
         metadata = {}
     if source is None:
         return {key: metadata[key] for key in _INHERITED if key in metadata}, ""
@@ -432,16 +431,9 @@ def result_rows(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list
     return [row for row in card.results if not (mixed and row["language"] == "all")]
 
 
-def _metadata(
-    own: Mapping[str, Any],
-    model: SentenceTransformer,
-    export: Export,
-    languages: Sequence[str],
-    results: list[dict[str, Any]],
-    command: str,
-) -> str:
+def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, Any]], command: str) -> str:
     """Metadata of the new card: those of the original card that still apply, and the new results."""
-    options = export.options
+    options, known = export.options, export.model.model_card_data
     card = AlignmentModelCardData(
         model_name=Path(options.output_dir).name,
         results=results,
@@ -453,14 +445,14 @@ def _metadata(
     if is_starter(options.model):
         card.base_model, kept["license"] = starter.HUB_ID, "mit"
     elif _source(options.model) is None:
-        card.base_model = model.model_card_data.base_model  # None if the model is installed, not on the Hub
-        card.base_model_revision = model.model_card_data.base_model_revision
+        card.base_model = known.base_model  # None if the model is installed, not on the Hub
+        card.base_model_revision = known.base_model_revision
     if card.base_model is not None:  # the base model of the original card is not the nearest
         for key in ("base_model", "base_model_relation"):
             kept.pop(key, None)
     if options.trims:
         kept.pop("language", None)
-        card.language = [*languages, TARGET_LANGUAGE] if languages or options.languages else None
+        card.language = [*export.languages, TARGET_LANGUAGE] if export.languages or options.languages else None
     elif "language" in kept:
         kept["language"] = as_list(kept["language"])
     card.register_model(export.draft.model)
@@ -473,7 +465,7 @@ def _metadata(
     return yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
 
 
-def _card_text(text: str, export: Export, results: Sequence[Mapping[str, Any]]) -> str:
+def _card_text(export: Export, text: str, results: Sequence[Mapping[str, Any]]) -> str:
     """The text of the original card with a section about the export, or that section alone."""
     options, source = export.options, _source(export.options.model)
     sizes = table([{"": name, "Before": before, "After": after} for name, before, after in size_rows(export.sizes)])

@@ -306,10 +306,11 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
         return TaskVector.load(file)
     tuned = load_encoder(name, device=str(base.device))
     licenses = dict.fromkeys([*stated(base_name, "license"), *stated(name, "license")])
+    part, files = split_vectors(base_name)
     return TaskVector.between(
         base,
         tuned,
-        base_name=_public_name(base_name),
+        base_name=PLUS.join(map(_public_name, (part, *files))),
         alpha=ALPHA,
         recipe=None if split_vectors(name)[1] else stored_recipe(find_folder(name)[1]),
         license=" AND ".join(licenses) or None,
@@ -337,12 +338,7 @@ def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | N
 
 
 def _public_name(name: str) -> str:
-    """The name of a model without the folders that contain its files; with its source, version or commit if it is known."""
-    base, files = split_vectors(name)
-    return PLUS.join(map(_public_part, (base, *files)))
-
-
-def _public_part(name: str) -> str:
+    """The name of a model or file without its folder; with its source, version or commit if it is known."""
     if (full := full_name(name)) != name or is_starter(name):
         return full
     if Path(name).exists():

@@ -24,7 +24,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
 from metaphrase.corpus.identification import language_name
-from metaphrase.exceptions import UsageError
 from metaphrase.publishing.analysis import SIDES
 
 #: Colours of the light theme by their names in the style sheet. ``m0`` to ``m7`` are those of Okabe and Ito, which readers
@@ -157,14 +156,9 @@ def save_picture(chart: Chart, path: str | Path) -> Path:
     """Save a chart as a file; the suffix decides the format."""
     with _style({}):
         figure = Figure(layout="constrained", dpi=200)
-        kinds = figure.canvas.get_supported_filetypes()
-        if (suffix := Path(path).suffix.removeprefix(".")) not in kinds:
-            raise UsageError(
-                f"Plots are written as {', '.join(sorted(kinds))}, not as {suffix or 'a file without suffix'}."
-            )
         chart.draw(figure)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        figure.savefig(path, format=Path(path).suffix.removeprefix("."))
     return Path(path)
 
 

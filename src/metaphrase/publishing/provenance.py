@@ -105,7 +105,7 @@ def stated_languages(card: str | None) -> list[str]:
 
 
 def find_card(name: str, *, repo_type: str = "model", revision: str | None = None) -> Path | None:
-    """The card of a model, in its folder or on the Hub, or of a data set on the Hub; None if it cannot be had."""
+    """The card of a model, in its folder or on the Hub, or of a data set on the Hub; None if it is not available."""
     place, at = split_revision(name)
     try:
         installed = installed_model(name) if repo_type == "model" else None

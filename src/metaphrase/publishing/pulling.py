@@ -60,7 +60,7 @@ def pull(options: PullOptions) -> Pull:
     source = find_folder(name)[1]
     with drafted(model, options.output_dir, source=source, card=derived_card(model, options.model)) as draft:
         text = None
-        describes = not vectors and (not has_vector(source) or is_packaged(source))  # else the vector, not the encoder
+        describes = not vectors and (not has_vector(source) or is_packaged(source))  # others have a card of the vector
         if describes and (source / CARD).is_file():
             card = (source / CARD).read_text(encoding="utf-8", errors="replace")
             text = name_model(card, options.output_dir)

@@ -150,10 +150,10 @@ def write_report(
             is drawn as learning curves.
         descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
-        analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
-            ``alignments``, ``margins``, ``errors``, ``cost``; of :mod:`metaphrase.publishing.analysis`: ``geometry`` and
-            ``answers``; ``abilities``, rows of guards by name; ``alpha``, an
-            :class:`metaphrase.evaluation.guards.AlphaCurve` as data; and ``verdict``, a sentence. All are optional.
+        analysis: Results of :mod:`metaphrase.publishing.analysis`: ``tokens``, ``alignments``, ``margins``, ``errors``,
+            ``geometry`` and ``answers``; ``retention``, by data set; ``abilities``, rows of guards by name; ``alpha``, an
+            :class:`metaphrase.evaluation.guards.AlphaCurve` as data; ``verdict``, a sentence; and ``cost``. All are
+            optional.
 
     Returns:
         Path of ``report.html``.
@@ -188,6 +188,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.globals |= {"colours": COLOURS, "describe_model": describe_model, "verdict_shown": verdict_shown}
     environment.filters["named"] = language_name
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
@@ -196,85 +197,36 @@ def _page(report: Mapping[str, Any]) -> str:
     analysis, run, before = report["analysis"], dict(report["run"]), report["before"]
     recipe = run.pop("recipe", None)
     return _template().render(
+        analysis,
         title=report["title"],
-        verdict_shown=verdict_shown,
-        colours=COLOURS,
         charts={name: Markup(svg(name, chart)) for name, chart in charts(report).items()},  # matplotlib escapes text
         sections=[
-            _section(
-                name,
-                report["descriptions"].get(name, ""),
-                before[name] if before else None,
-                after,
-                report["comparisons"].get(name),
-            )
+            {
+                "name": name,
+                "description": report["descriptions"].get(name),
+                "measured": {"before": before[name], "after": after} if before else {"after": after},
+                "comparison": report["comparisons"].get(name),
+            }
             for name, after in report["after"].items()
         ],
-        retention={name: {"models": {}, **one} for name, one in analysis.get("retention", {}).items()},
-        abilities=analysis.get("abilities", {}),
         alpha=AlphaCurve(**analysis["alpha"]) if "alpha" in analysis else None,
         verdict_line=analysis.get("verdict") or collapse_in_words(before or {}, report["after"]),
-        tokens=analysis.get("tokens"),
-        alignments=[_shaded(one) for one in analysis.get("alignments") or ()],
-        margins=analysis.get("margins"),
-        geometry=analysis.get("geometry"),
-        answers=analysis.get("answers"),
-        errors=analysis.get("errors"),
+        alignments=[_with_scale(one) for one in analysis.get("alignments") or ()],
         sides=SIDES if before else SIDES[1:],
         usage=report["usage"],
         recipe=recipe and yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=60),
         facts=_facts({key: value for key, value in run.items() if key != "log_history"}),
-        cost=analysis.get("cost"),
     )
 
 
 def _moved(new: Results, old: Results | None) -> Text:
     """A score with its interval, after that of the baseline."""
-    score, *others = (_score(row) for row in (new, old) if row is not None)
+    rows = [row for row in (new, old) if row is not None]
+    score, *others = (next(row[key] for key in ("score", "accuracy", "error") if key in row) for row in rows)
     interval = "{:.1f}–{:.1f}".format(*new["interval"]) if "interval" in new else ""
     if others:
         return Text.assemble(f"{others[0]:.1f} → {score:.1f}", (f"\n{interval}" if interval else "", "dim"))
     return Text.assemble(f"{score:.1f}", (f" [{interval}]" if interval else "", "dim"))
-
-
-def _score(row: Results) -> float:
-    """The score of a language, group, average or direction."""
-    return next(row[key] for key in ("score", "accuracy", "error") if key in row)
-
-
-def _section(
-    name: str, description: str, before: Results | None, after: Results, comparison: Results | None
-) -> dict[str, Any]:
-    """Content of a data set's section: rows of the table, verdicts, settings."""
-    measured = {"before": before, "after": after} if before is not None else {"after": after}
-    rows: list[dict[str, Any]] = [
-        {
-            "language": language,
-            "n": result["n"],
-            **{side: one["languages"][language] for side, one in measured.items()},
-            "test": comparison["languages"][language] if comparison else None,
-        }
-        for language, result in after["languages"].items()
-    ]
-    return {
-        "name": name,
-        "description": description,
-        "sides": list(measured),
-        "rows": rows,
-        "pooled": comparison["pooled"] if comparison else None,
-        "average": after["average"],
-        "directions": [
-            sum(row[side][direction]["accuracy"] for row in rows) / len(rows)
-            for direction in (*DIRECTIONS, "mean")
-            for side in measured
-        ],
-        "verdicts": {
-            verdict: [row["language"] for row in rows if row["test"] and row["test"]["verdict"] == verdict]
-            for verdict in ("better", "tie", "worse")
-        },
-        "settings": {side: describe_model(one) for side, one in measured.items()},
-        "test": comparison["settings"] if comparison else None,
-    }
 
 
 def describe_model(results: Results) -> str:
@@ -288,48 +240,24 @@ def describe_model(results: Results) -> str:
     return ", ".join(parts)
 
 
-def _shaded(one: Mapping[str, Any]) -> dict[str, Any]:
-    """An alignment matrix with the shade of each cell, scaled from the smallest to the largest cosine of both sides."""
-    sides = [side for side in SIDES if side in one]
-    values = [value for side in sides for row in one[side]["cosine"] for value in row]
-    low, spread = min(values), (max(values) - min(values)) or 1.0
-    return {
-        **one,
-        "sides": {
-            side: {
-                "target": one[side]["target"],
-                "rows": [
-                    {
-                        "word": word,
-                        "cells": [
-                            {
-                                "cosine": value,
-                                "shade": round(70 * (value - low) / spread),
-                                "linked": [s, t] in one[side]["links"],
-                            }
-                            for t, value in enumerate(one[side]["cosine"][s])
-                        ],
-                    }
-                    for s, word in enumerate(one[side]["source"])
-                ],
-            }
-            for side in sides
-        },
-    }
+def _with_scale(one: Mapping[str, Any]) -> dict[str, Any]:
+    """An alignment with the smallest cosine of both sides, and the distance to the largest."""
+    cosines = [cosine for side in SIDES if side in one for row in one[side]["cosine"] for cosine in row]
+    return {**one, "lowest": min(cosines), "spread": (max(cosines) - min(cosines)) or 1.0}
 
 
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """The facts of a run: a label and lines of text each."""
     facts = []
     for key, value in run.items():
+        label, lines = key.replace("_", " "), [str(value)]
         if key == "seconds":
-            facts.append(("time", [f"{value / 60:.1f} minutes"]))
+            label, lines = "time", [f"{value / 60:.1f} minutes"]
         elif isinstance(value, Mapping):
-            facts.append((key.replace("_", " "), [f"{name}: {_words(item)}" for name, item in value.items()]))
+            lines = [f"{name}: {_words(item)}" for name, item in value.items()]
         elif isinstance(value, list | tuple):
-            facts.append((key.replace("_", " "), [_words(item) for item in value]))
-        else:
-            facts.append((key.replace("_", " "), [str(value)]))
+            lines = list(map(_words, value))
+        facts.append((label, lines))
     return facts
 
 

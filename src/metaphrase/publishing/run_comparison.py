@@ -58,11 +58,6 @@ class Run:
         files = [file["sha256"] for file in facts["files"]]
         return json.dumps([facts["recipe"], settings, files, _options(facts.get("command", ""))], sort_keys=True)
 
-    @property
-    def label(self) -> str:
-        """Name of the recipe."""
-        return str(self.facts["recipe"]["name"])
-
 
 def _options(command: str) -> dict[str, list[str]]:
     """The options of a command that are settings of a configuration.
@@ -114,9 +109,10 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     for run in runs:
         if base is None or run.configuration != base.configuration:
             groups.setdefault(run.configuration, []).append(run)
-    labels = _labels(list(groups.values()))
+    recipes = [str(group[0].facts["recipe"]["name"]) for group in groups.values()]
     rows = []
-    for label, group in zip(labels, groups.values(), strict=True):
+    for recipe, group in zip(recipes, groups.values(), strict=True):
+        label = recipe if recipes.count(recipe) == 1 else str(group[0].folder)
         pairs = [(_reference(run, runs, base), run.after) for run in group]
         for test in dict.fromkeys(test for _, after in pairs for test in after):
             if any(test not in side for pair in pairs for side in pair):
@@ -172,14 +168,6 @@ def _row(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[s
         "interval": ends,
         "verdict": moved["verdict"],
     }
-
-
-def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Names of configurations: the recipe, or the folder where a recipe has several."""
-    names = [group[0].label for group in groups]
-    return [
-        name if names.count(name) == 1 else str(group[0].folder) for name, group in zip(names, groups, strict=True)
-    ]
 
 
 def save_plot(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:

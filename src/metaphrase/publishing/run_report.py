@@ -48,7 +48,6 @@ from metaphrase.publishing.report import describe_model, write_report
 _MAPPED = 4
 
 Sets = dict[str, dict[str, ParallelSet]]
-Models = Mapping[str, SentenceTransformer]
 
 
 @checked
@@ -158,7 +157,10 @@ def report_run(
         raise UsageError(
             f"None of the test sets is in a language of the training data ({', '.join(sorted(trained))}). Pass --data."
         )
-    _check_choices(options, sets[focus])
+    if unknown := [language for language in options.languages or () if language not in sets[focus]]:
+        raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets[focus])}.")
+    if options.pairs:  # unknown ones are refused before anything is encoded
+        analysis.choose_pairs(sets[focus], options.pairs)
     _encode_all(subjects, sets, notify, progress)
     settings = {"resamples": options.resamples, "seed": options.seed}
     results, others, comparisons = _measure(subjects, sets, trained, settings)
@@ -175,9 +177,10 @@ def report_run(
         analyses["alpha"] = curve.to_dict()
     on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
     machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
+    encoded = sum(len(encoder.rows) for one in subjects.values() for encoder in one.encoders.values())
     analyses["cost"] = {
         "command": command,
-        "encoded": f"{sum(one.size for one in subjects.values())} sentences, each once per model",
+        "encoded": f"{encoded} sentences, each once per model",
         "time": f"{time.perf_counter() - started:.0f} seconds on {machine}",
     }
     page = write_report(
@@ -200,7 +203,7 @@ class SentenceEmbeddings:
     A single model has the key ``""``.
     """
 
-    def __init__(self, name: str, models: Models, prompt: str = "") -> None:
+    def __init__(self, name: str, models: Mapping[str, SentenceTransformer], prompt: str = "") -> None:
         self.name = name
         self.prompt = prompt
         self.encoders = {language: CachedEncoder(model) for language, model in models.items()}
@@ -212,11 +215,6 @@ class SentenceEmbeddings:
     def model(self, language: str) -> SentenceTransformer:
         """The model of a language."""
         return self.encoder(language).model
-
-    @property
-    def size(self) -> int:
-        """Number of encoded sentences."""
-        return sum(len(one.rows) for one in self.encoders.values())
 
     def of(self, language: str, texts: Sequence[str]) -> NDArray[Any]:
         """Embeddings of sentences, shape ``(n, hidden)``."""
@@ -250,16 +248,10 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
 
 def default_folders(earlier: Mapping[str, Any]) -> list[str]:
     """Folders of the test sets in a run's report that still exist, and the packaged ones."""
-    patterns = [
-        pattern
-        for one in earlier.get("after", {}).values()
-        for pattern in one["settings"]["data"].split(", ")
-        if pattern
-    ]
-    folders = [Path(pattern).parent for pattern in patterns]
+    measured = [one["settings"]["data"].split(", ") for one in earlier.get("after", {}).values()]
+    folders = [Path(pattern).parent for patterns in measured for pattern in patterns if pattern]
     existing = [folder for folder in folders if folder.is_dir()]
-    names = {folder.name for folder in existing}
-    existing += [folder for folder in (DEMO, UDHR) if folder.name not in names and folder.is_dir()]
+    existing += [packaged for packaged in (DEMO, UDHR) if packaged.name not in {folder.name for folder in existing}]
     return list(dict.fromkeys(map(str, existing)))
 
 
@@ -282,22 +274,17 @@ def _load_subjects(
     options: ReportOptions, facts: Mapping[str, Any], earlier: Mapping[str, Any]
 ) -> dict[str, SentenceEmbeddings]:
     """The baseline, unless the report has none, and the release."""
-    subjects: dict[str, SentenceEmbeddings] = {}
-    release = load_run(Path(options.run))
-    baseline = options.baseline or facts["model"]
-    if baseline != "none":
-        model = load_encoder(baseline)
-        prompt = _baseline_prompt(options.baseline_prompt, model, earlier if baseline == facts["model"] else {})
-        subjects["before"] = SentenceEmbeddings(baseline, {"": model}, prompt)
-    subjects["after"] = SentenceEmbeddings(str(options.run), release)
-    return subjects
-
-
-def _baseline_prompt(prompt: str, model: SentenceTransformer, earlier: Mapping[str, Any]) -> str:
+    release = SentenceEmbeddings(options.run, load_run(Path(options.run)))
+    baseline, prompt = options.baseline or facts["model"], options.baseline_prompt
+    if baseline == "none":
+        return {"after": release}
+    model = load_encoder(baseline)
     used = {one["settings"]["prompt"] for one in (earlier.get("before") or {}).values()}
-    if prompt == "auto" and len(used) == 1:
-        return str(used.pop())
-    return resolve_prompt(model, None if prompt == "none" else prompt)
+    if prompt == "auto" and len(used) == 1 and baseline == facts["model"]:
+        prompt = str(used.pop())
+    else:
+        prompt = resolve_prompt(model, None if prompt == "none" else prompt)
+    return {"before": SentenceEmbeddings(baseline, {"": model}, prompt), "after": release}
 
 
 def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained: set[str]) -> Sets:
@@ -313,13 +300,6 @@ def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained:
         for name, by_language in sets.items()
     }
     return {name: by_language for name, by_language in measurable.items() if by_language}
-
-
-def _check_choices(options: ReportOptions, sets: Mapping[str, ParallelSet]) -> None:
-    """Refuse unknown languages and pairs before anything is encoded."""
-    if unknown := [language for language in options.languages or () if language not in sets]:
-        raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets)}.")
-    analysis.choose_pairs(sets, options.pairs or [f"{next(iter(sets))}:1"])
 
 
 def _encode_all(
@@ -412,30 +392,26 @@ def _analyse(
 def token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
     """Maps of the same words before and after; empty if there are fewer than three words."""
     sample = analysis.sample_words(sets)
-    spelled = [(language, list(words)[at]) for language, words, chosen in sample for at in chosen]
-    states: dict[str, list[list[NDArray[Any]]]] = {}
-    kept = np.ones(len(spelled), dtype=bool)
+    states: dict[str, dict[tuple[int, int], NDArray[Any]]] = {side: {} for side in subjects}
     for side, one in subjects.items():
-        rows: list[Any] = []
         for language in dict.fromkeys(language for language, _, _ in sample):
-            sentences = [(words, chosen) for spoken, words, chosen in sample if spoken == language]
-            of_words = analysis.word_states(one.model(language), [words for words, _ in sentences])
-            for (_, chosen), (at_n, states_nh) in zip(sentences, of_words, strict=True):
-                known = dict(zip(at_n, states_nh, strict=True))
-                rows += [known.get(at) for at in chosen]
-        kept &= np.array([row is not None for row in rows])
-        states[side] = rows
-    languages = [language for (language, _), keep in zip(spelled, kept, strict=True) if keep]
-    if len(languages) < 3:
+            numbers = [number for number, (spoken, _, _) in enumerate(sample) if spoken == language]
+            of_words = analysis.word_states(one.model(language), [sample[number][1] for number in numbers])
+            for number, (at_n, states_nh) in zip(numbers, of_words, strict=True):
+                states[side] |= {(number, at): state_h for at, state_h in zip(at_n, states_nh, strict=True)}
+    chosen = [(number, at) for number, (_, _, at_n) in enumerate(sample) for at in at_n]
+    kept = [word for word in chosen if all(word in of_side for of_side in states.values())]  # others are truncated
+    if len(kept) < 3:
         return {}
+    languages = [sample[number][0] for number, _ in kept]
     return {
         "languages": [TARGET_LANGUAGE, *sets],
         "language_of": languages,
-        "words": [word for (_, word), keep in zip(spelled, kept, strict=True) if keep],
+        "words": [list(sample[number][1])[at] for number, at in kept],
         "neighbours": analysis.WORD_NEIGHBOURS,
         "expected": analysis.expected_share(languages),
         **{
-            side: analysis.token_map(np.stack([row for row, keep in zip(rows, kept, strict=True) if keep]), languages)
-            for side, rows in states.items()
+            side: analysis.token_map(np.stack([of_side[word] for word in kept]), languages)
+            for side, of_side in states.items()
         },
     }
