@@ -10,11 +10,18 @@ import metaphrase
 SOURCE = Path(metaphrase.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 600
+#: Modules that readers open first, and that stay shorter.
+SHORTER = {"training/trainer.py": 350}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_module_has_at_most_600_lines(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+def test_a_module_is_not_too_long(path):
+    limit = SHORTER.get(path.relative_to(SOURCE).as_posix(), MAX_LINES)
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
+
+
+def test_shorter_modules_exist():
+    assert [name for name in SHORTER if not (SOURCE / name).is_file()] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -172,6 +172,11 @@ class Concatenated(View):
     order: Literal["pair", "shuffled"] = "pair"
     monolingual: bool = False
 
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The column of monolingual text, if it is read."""
+        return ("monolingual",) if self.monolingual else ()
+
     def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, positions and labels.
 
@@ -212,18 +217,10 @@ class Concatenated(View):
         return of_texts or rngs[:1]
 
 
-@dataclass(frozen=True)
-class MonolingualText(Concatenated):
-    """The texts of the column ``monolingual``, masked (see :class:`Concatenated`)."""
-
-    columns: ClassVar[tuple[str, ...]] = ("monolingual",)
-
-
 def concatenated(max_length: int, mask_rate: float, **settings: Any) -> Concatenated:
     """View of masked pairs, or of monolingual texts, named after its settings."""
-    kind = MonolingualText if settings.get("monolingual") else Concatenated
     values = [value if isinstance(value, str) else key for key, value in settings.items() if value]
-    return kind("-".join(["concatenated", f"{mask_rate:g}", *values]), max_length, mask_rate, **settings)
+    return Concatenated("-".join(["concatenated", f"{mask_rate:g}", *values]), max_length, mask_rate, **settings)
 
 
 def swapped(rng: np.random.Generator) -> bool:

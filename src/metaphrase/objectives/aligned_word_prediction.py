@@ -122,7 +122,6 @@ class AlignedWordPrediction(MaskedPrediction):
     All linked words of a sentence are masked together, in one pass per side; equation 4 as printed needs one pass per word.
 
     Args:
-        max_length: Maximum pieces per sentence.
         reduction: ``"token_mean"``, or ``"sum"``, the printed sum over words, which weights a sentence by its links.
         max_mask_ratio: Maximum share of a sentence's pieces to mask (the paper has no maximum). If nearly all words are
             linked, a lower value leaves context to predict from.

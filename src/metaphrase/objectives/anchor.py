@@ -81,7 +81,6 @@ class Anchor(Objective):
     released. With a teacher there is no copy; the teacher reads the sentences with its own tokenizer and without a prompt.
 
     Args:
-        max_length: Maximum pieces per sentence.
         sides: ``"source"``, ``"target"`` or ``"both"``: the sentences that keep their places. ``"interpolated"``: the mean of
             the two embeddings of a pair keeps its place, so its sentences may approach each other.
         level: ``"sentence"``: sentence embeddings. ``"tokens"``: the states of all tokens, which taggers and question

@@ -43,6 +43,7 @@ class Objective(nn.Module, ABC):
         gather: Whether the negatives include the batches of other processes.
         reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.
         reads_original: Whether it compares the encoder with the original one.
+        max_length: Maximum pieces per sentence, including special tokens.
         truncatable: Whether it reads nothing but sentence embeddings, of any size: its term may have ``matryoshka``.
         original: The original model, if it reads it.
         head: The parameters of the objective, or None. They are saved with every checkpoint.

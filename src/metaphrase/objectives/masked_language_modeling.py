@@ -74,7 +74,6 @@ class MaskedLanguageModeling(MaskedPrediction):
     """Masked language modelling of sentences without their translations.
 
     Args:
-        max_length: Maximum pieces per sentence.
         text: ``"pair"`` masks each sentence of the pair separately (PPA's ablation of TLM); ``"monolingual"`` masks the
             texts of the column ``monolingual``, two contiguous sentences in one sequence (AMBER, MGC).
         mask_rate: Share of the pieces to predict.

@@ -141,7 +141,6 @@ class CrossUnmasking(Objective):
     embeddings and through the states of all pieces. There are no negatives.
 
     Args:
-        max_length: Maximum pieces per sentence.
         mask_rate: Share of the pieces to predict.
         layers: Transformer layers of the head.
         heads: Attention heads per layer.

@@ -194,7 +194,6 @@ class MomentumContrast(Objective):
     they do not.
 
     Args:
-        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ.
         queue_size: Number of keys in the queue, K. It starts with random directions, which ``queue_size / batch`` batches
             replace.

@@ -62,7 +62,6 @@ class SentenceAlignment(Objective):
     The embedding is this mean, regardless of the pooling of the model, so the model should use mean pooling.
 
     Args:
-        max_length: Maximum pieces per sentence.
         exclude_specials: Average over the pieces of the sentence without special tokens; mean pooling includes them.
         candidates: ``"targets"``: the targets of the batch. ``"both"``: also its sources, except the query (the paper allows
             "any sentence in any language").

@@ -31,12 +31,18 @@ class BackTranslations(View):
     ``source_row`` and ``target_row``, ``(batch,)``: the row of each sentence's back-translation, or -1 if the original is
     used. A batch without back-translations has one row of special tokens.
 
-    ``share`` is the probability of a back-translation, independent for each side. A sentence without alternatives has none.
+    ``share`` is the probability of a back-translation, independent for each side. A sentence without alternatives has none;
+    if ``optional``, so has a corpus without these columns.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("source_bt", "target_bt")
     max_length: Length
     share: Share
+    optional: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The columns of both sides, unless they are optional."""
+        return () if self.optional else ("source_bt", "target_bt")
 
     def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, mask and language of the sampled back-translations, and their rows."""
@@ -61,19 +67,11 @@ class BackTranslations(View):
         }
 
 
-@dataclass(frozen=True)
-class OptionalBackTranslations(BackTranslations):
-    """Back-translations of a corpus whose columns are optional."""
-
-    columns: ClassVar[tuple[str, ...]] = ()
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class SentenceContrast(Objective):
     """Each sentence must identify its translation in the batch, by mean-pooled states and with noisy positives.
 
     Args:
-        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ, or ``"auto"`` (see :class:`TranslationRanking`).
         back_translation: ``"sample"`` contrasts one pair (x′, y′) per example, sampled from {x, x̂} × {y, ŷ}; ``"all"`` sums
             the losses of the four combinations; ``"none"`` contrasts the originals (the ablation BIPAIR); ``"auto"``
@@ -103,8 +101,8 @@ class SentenceContrast(Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         share = 1.0 if self.back_translation == "all" else 0.5
-        view = OptionalBackTranslations if self.back_translation == "auto" else BackTranslations
-        self.noisy = view(f"back-translations-{self.back_translation}", self.max_length, share)
+        kind = self.back_translation
+        self.noisy = BackTranslations(f"back-translations-{kind}", self.max_length, share, optional=kind == "auto")
 
     def views(self) -> tuple[View, ...]:
         """Return both sides and their back-translations."""

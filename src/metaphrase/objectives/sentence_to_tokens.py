@@ -119,7 +119,6 @@ class SentenceToTokens(Objective):
     position by position project one per piece.
 
     Args:
-        max_length: Maximum pieces per sentence.
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
         language_embeddings: Provide the language to predict to the head.
 

@@ -69,7 +69,6 @@ class SimilarityPreservation(Objective):
     positions, reads the same copy.
 
     Args:
-        max_length: Maximum pieces per sentence.
         sides: ``"source"``, ``"target"`` or ``"both"``.
         divergence: ``"squared"``: squared differences of cosines. ``"kl"``: Kullback–Leibler divergence of their softmax, in
             which the nearest neighbours of a sentence count most.

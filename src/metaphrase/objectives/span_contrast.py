@@ -31,15 +31,7 @@ class PhrasePairs(View):
     A phrase pair is consistent with the alignment (see :func:`metaphrase.corpus.words.phrase_pairs`), has several words on at
     least one side, and no word with an empty span (see :func:`metaphrase.modeling.views.tokenize_words`). If a sentence pair
     has more than ``max_spans``, a sample is drawn. Provides ``source_spans`` and ``target_spans``, ``(batch, phrases, 2)``:
-    first piece and exclusive end of each phrase, ``(0, 0)`` for padding.
-
-    Attributes:
-        max_length: Maximum pieces per sentence, including special tokens.
-        max_words: Maximum words of a phrase, on each side.
-        min_words: Minimum words of the longer side; 1 includes pairs of words.
-        max_spans: Maximum phrase pairs per sentence pair.
-        phrase_table: File of a :class:`metaphrase.corpus.phrases.PhraseTable` that must contain a pair; None allows all.
-        cut: Minimum of ``p(target | source) · p(source | target)`` in the phrase table.
+    first piece and exclusive end of each phrase, ``(0, 0)`` for padding. The settings are those of :class:`SpanContrast`.
     """
 
     encoded: ClassVar[bool] = False
@@ -166,7 +158,6 @@ class SpanContrast(Objective):
     """Contrast the mean state of each phrase with those of the phrases of its translation.
 
     Args:
-        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ.
         max_words: Maximum words of a phrase, on each side.
         min_words: Minimum words of the longer side of a phrase pair; 1 includes pairs of words, which

@@ -58,7 +58,6 @@ class TranslationRanking(Objective):
     """Each sentence must identify its translation in the batch.
 
     Args:
-        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ. ``"auto"`` is that of the encoder where it is known, which is 0.01 for the E5
             family (see :func:`metaphrase.encoders.loading.own_temperature`), else the default.
         margin: Additive margin in units of the similarity (LaBSE: 0.3).

@@ -170,7 +170,6 @@ class WordContrast(Objective):
     """Contrast the state of each word with those of the words of its translation.
 
     Args:
-        max_length: Maximum pieces per sentence.
         kind: ``"hard"`` uses the links of an aligner (MGC-HARD), ``"soft"`` a learned attention over the other sentence that
             is discarded after training (MGC-SOFT).
         temperature: Softmax temperature τ.

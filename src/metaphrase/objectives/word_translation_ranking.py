@@ -111,7 +111,6 @@ class WordTranslationRanking(Objective):
     and words that truncation cut are neither anchors nor candidates.
 
     Args:
-        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ. The paper prints none; without one the loss cannot approach 0, because cosines
             are at most 1.
         similarity: ``"pairwise"`` (the paper), ``"pooled"`` or ``"max"``, see :func:`word_similarity`.

@@ -198,9 +198,6 @@ class Adaptation:
     def check(self) -> list[Finding]:
         """Read the corpus and check it.
 
-        Returns:
-            The findings.
-
         Raises:
             CorpusError: The corpus cannot be read.
         """

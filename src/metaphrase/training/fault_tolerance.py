@@ -91,12 +91,8 @@ class GracefulShutdown:
         """End the process with 128 + the signal, if there was one."""
         if not self.signal:
             return
-        logger.warning(
-            "Stopped by %s after step %d of %d, with a checkpoint.",
-            signal.Signals(self.signal).name,
-            step,
-            max_steps,
-        )
+        name = signal.Signals(self.signal).name
+        logger.warning("Stopped by %s after step %d of %d, with a checkpoint.", name, step, max_steps)
         raise SystemExit(128 + self.signal)
 
 

@@ -276,11 +276,7 @@ class TrainingRun:
             remove_other_corpora(self.output, self.corpus.dataset)
 
     def train(self) -> dict[str, Any]:
-        """Train the encoder in place.
-
-        Returns:
-            Facts of the run, for card and report.
-        """
+        """Train the encoder in place. Returns facts of the run, for card and report."""
         arguments = self.arguments
         with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
             self.trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
@@ -375,11 +371,7 @@ class TrainingRun:
         arguments.hub_model_id = self.trainer.hub_model_id or arguments.hub_model_id
 
     def write_release(self, facts: dict[str, Any]) -> AlignmentModelCardData:
-        """Write the release with its card, and the facts to ``run.json``.
-
-        Returns:
-            The card.
-        """
+        """Write the release with its card, which is returned, and the facts to ``run.json``."""
         card = self.encoder.model_card_data
         assert isinstance(card, AlignmentModelCardData)
         config = self.config
@@ -409,11 +401,7 @@ class TrainingRun:
         return fold_languages(self.encoder, self.language_embedding)
 
     def report(self, facts: dict[str, Any], card: AlignmentModelCardData) -> RunResult:
-        """Measure the release on the test sets, and write the results to card and report.
-
-        Returns:
-            The result of the run.
-        """
+        """Measure the release on the test sets, and write the results to card and report."""
         result = RunResult(self.output, self.config.model, facts, curve=self.curve)
         tests = self.tests.trained
         if not tests:
@@ -441,11 +429,7 @@ class TrainingRun:
         return replace(result, report=page, usage=usage)
 
     def push(self) -> str:
-        """Push the finished release, with its complete card, to the repository of the training arguments.
-
-        Returns:
-            Address of the commit.
-        """
+        """Push the finished release, with its complete card. Returns the address of the commit."""
         return push(
             self.output,
             str(self.arguments.hub_model_id),

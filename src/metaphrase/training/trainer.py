@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +12,11 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import PreTrainedTokenizerBase, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import IntervalStrategy
+from transformers import PreTrainedTokenizerBase
 
-from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest
 from metaphrase.corpus.digests import check_stream
-from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, save_adapter, shared_copy
-from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
+from metaphrase.encoders.loading import model_folder, origin_of
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.outputs import claim_folder
 from metaphrase.modeling.collator import ParallelCollator
@@ -33,6 +25,7 @@ from metaphrase.modeling.packing import packed
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
 from metaphrase.training.callbacks import StepCallback
+from metaphrase.training.checkpointing import ResumesRuns
 from metaphrase.training.distributed import average_gradients, broadcast_weights, highest
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
@@ -42,28 +35,17 @@ from metaphrase.training.fault_tolerance import (
     repeat_within_memory,
     restore_buffers,
 )
-from metaphrase.training.heads import restore_heads
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
-from metaphrase.training.resuming import (
-    DataPosition,
-    ResumableCollator,
-    RunFacts,
-    choose_checkpoint,
-    verify_best,
-)
+from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
 from metaphrase.training.sampling import LanguageBatchSampler, check_data, check_languages
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 
-logger = logging.getLogger(__name__)
-
 #: Pattern of the heads' parameters among those of the loss.
 HEAD_PARAMETERS = r"^heads\."
-#: Settings of optimisers that a resumed run takes from its arguments.
-HYPERPARAMETERS = {"initial_lr", "weight_decay", "betas", "eps", "momentum"}
 
 
-class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransformerTrainer):
+class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, SentenceTransformerTrainer):
     """Trains a SentenceTransformer with an :class:`AlignmentLoss`.
 
     In addition to its parent: a batch consists of views; heads are saved and resumed with every checkpoint, averaged over
@@ -116,9 +98,6 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             self._make_loss = check_loss_function(loss)
             loss = self.build_trial()
         self.alignment_loss = check_loss(loss, model if model_init is None else None)
-        self._gradients_pending = self._evaluation_pending = False
-        self._sampler: Any = None
-        self._verified: str | None = None  # the checkpoint to resume
         self._terms: dict[str, Tensor] = {}
         self._position, self._shutdown = DataPosition(), GracefulShutdown()
         if getattr(args, "push_to_hub", False):
@@ -157,11 +136,6 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
     def head_parameters(self) -> list[nn.Parameter]:
         """Trainable parameters of the objectives' heads."""
         return [parameter for parameter in self.alignment_loss.heads.parameters() if parameter.requires_grad]
-
-    @property
-    def training_seconds(self) -> float:
-        """Duration of the training so far, with that of the runs that it resumes."""
-        return round(time.time() - self._began, 1)
 
     # ------------------------------------------------------------------------------------------------------------- data
 
@@ -269,115 +243,6 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             check_stream(self.train_dataset)
         return result
 
-    def verify_checkpoint(self, requested: str | Path | bool) -> str:
-        """Verify the checkpoint that :meth:`train` resumes, and that it belongs to this run; nothing else is changed.
-
-        Args:
-            requested: A checkpoint, or True for the latest valid one.
-
-        Returns:
-            The checkpoint; when it is passed to :meth:`train`, it is not verified again.
-
-        Raises:
-            CheckpointError: The checkpoint is damaged or of another run, or does not exist.
-        """
-        if self._verified is None or requested != self._verified:
-            facts = partial(self._run_facts.collect, self.train_dataset)
-            self._verified = choose_checkpoint(requested, self.args, facts)
-        return self._verified
-
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: str | None,
-        trial: Any,
-    ) -> tuple[int, int]:
-        """Completed epochs and batches of the next one, from the manifest.
-
-        The number of steps does not determine them for a stream, or if a callback stopped an epoch.
-        """
-        self._written, self._evaluation_pending, self._gradients_pending = None, False, False
-        self._steps.reset()
-        self._began = time.time()
-        epoch, batches = super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
-        if resume_from_checkpoint is not None:
-            manifest = read_manifest(resume_from_checkpoint)
-            self._steps.reset(manifest)
-            self._began -= manifest["seconds"]
-            self._written = Path(resume_from_checkpoint)
-            is_before_epoch_end = manifest["batches"] > 0 == batches and manifest["epoch"] < epoch
-            is_evaluated = any(
-                entry["step"] == self.state.global_step and any(name.startswith("eval_") for name in entry)
-                for entry in self.state.log_history
-            )
-            self._evaluation_pending = manifest["evaluation_due"] or (
-                is_before_epoch_end and not is_evaluated and self.args.eval_strategy == IntervalStrategy.EPOCH
-            )
-            self._find_best_checkpoint()
-            stopped_early = manifest["ended"] and not self.args.allow_changes
-            if stopped_early or self.state.global_step >= max_steps:
-                return num_train_epochs, 0
-            is_stream = isinstance(self.train_dataset, IterableDataset)
-            is_unchanged = not is_before_epoch_end and not self.args.allow_changes
-            if (is_stream or is_unchanged) and not self.args.ignore_data_skip:
-                epoch, batches = manifest["epoch"], manifest["batches"]
-        self._position = DataPosition(epoch, offset=batches)
-        return epoch, batches
-
-    def _find_best_checkpoint(self) -> None:
-        """Find the best checkpoint beside the one that is resumed: its folder may have been moved or copied."""
-        assert self._written is not None
-        best = TrainerState.load_from_json(str(self._written / TRAINER_STATE_NAME)).best_model_checkpoint
-        if best is not None and (place := self._written.with_name(Path(best).name)).is_dir():
-            self.state.best_model_checkpoint = str(place)
-
-    def begin_epoch(self) -> None:
-        """Seed views and batches for the epoch that begins, and skip the batches of an earlier run."""
-        self.data_collator.set_epoch(self._position.epoch)
-        if hasattr(self._sampler, "set_epoch"):  # out of the trainer's reach when a distributed run is resumed
-            self._sampler.set_epoch(self._position.epoch)
-        if isinstance(self.train_dataset, IterableDataset) and self.args.dataloader_num_workers == 0:
-            self.data_collator.batches_to_skip = 0 if self.args.ignore_data_skip else self._position.offset
-        self._position.begin_epoch()
-
-    def end_epoch(self, *, is_complete: bool) -> bool:
-        """Count an epoch, unless training stops within it.
-
-        Returns:
-            Whether a signal ends training here.
-        """
-        if is_complete:
-            self._position.end_epoch()
-        return bool(self._shutdown.agreed)
-
-    def evaluate_pending(self) -> None:
-        """Run the evaluation that a signal skipped, so that best checkpoint and early stopping are unaffected."""
-        if not self._evaluation_pending:
-            return
-        self._evaluation_pending = False
-        metrics = self._evaluate(None, None, skip_scheduler=True)
-        if self._determine_best_metric(metrics=metrics, trial=None):
-            self.state.best_model_checkpoint = str(self._written)
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        try:
-            return bool(super()._determine_best_metric(metrics, trial))
-        except KeyError as error:
-            names = [name for name in metrics if name.startswith("eval_")]
-            raise UsageError(
-                f"--metric_for_best_model {self.args.metric_for_best_model} was not measured; choose one of "
-                f"{', '.join(names)}."
-            ) from error
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Finish training; after a signal, all checkpoints and the current weights are kept for the resumed run."""
-        with self._shutdown.keep_checkpoints(self.args):
-            return super()._finalize_training(*args, **kwargs)
-
     # ------------------------------------------------------------------------------------------------------------ steps
 
     def begin_step(self) -> None:
@@ -472,60 +337,3 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         """One batch of an evaluation loss, with the heads in evaluation mode."""
         self.loss.eval()
         return super().prediction_step(*args, **kwargs)
-
-    # ------------------------------------------------------------------------------------------------------ checkpoints
-
-    def _saved(self) -> nn.Module:
-        return self.alignment_loss
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        model, folder = self.model, Path(output_dir or self.args.output_dir)
-        try:
-            self.model = shared_copy(model) if has_adapter(model) else model
-            super()._save(output_dir, state_dict)
-        finally:
-            self.model = model
-        if has_adapter(model):
-            save_adapter(model, folder / ADAPTER)
-        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle
-        (folder / TRAINING_ARGS).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
-        if self.alignment_loss.heads.state_dict():
-            self.alignment_loss.heads.save_pretrained(folder / HEADS)
-
-    def _facts(self) -> dict[str, Any]:
-        ended = self.control.should_training_stop and not self._shutdown.agreed
-        return {
-            "step": self.state.global_step,
-            "seconds": self.training_seconds,
-            **self._position.facts(is_epoch_over=self.control.should_epoch_stop),
-            **self._steps.facts(),
-            "evaluation_due": self._evaluation_pending,
-            "ended": ended and self.state.global_step < self.state.max_steps,
-            "run": self._run_facts.collect(self.train_dataset),
-        }
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore optimiser and schedule, with the hyperparameters of the arguments, if they changed."""
-        schedule, groups = self.lr_scheduler, self.optimizer.param_groups
-        own = [{key: group[key] for key in HYPERPARAMETERS & group.keys()} for group in groups]
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not isinstance(schedule, LambdaLR):
-            return
-        initial = [one["initial_lr"] for one in own]
-        rates = [rate * factor(schedule.last_epoch) for rate, factor in zip(initial, schedule.lr_lambdas, strict=True)]
-        for group, one, rate in zip(self.optimizer.param_groups, own, rates, strict=True):
-            group |= {**one, "lr": rate}
-        schedule.load_state_dict(schedule.state_dict() | {"base_lrs": initial, "_last_lr": rates})
-
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
-        encoder = load_encoder(checkpoint_path, device="cpu")
-        load_weights(self.model, encoder, Path(checkpoint_path) / ADAPTER)
-        if self.alignment_loss.heads.state_dict():
-            restore_heads(self.alignment_loss.heads, Path(checkpoint_path))
-
-    def _load_best_model(self) -> None:
-        """Load the best checkpoint, and fail if it is damaged; the parent class would continue with the last weights."""
-        best = Path(str(self.state.best_model_checkpoint))
-        verify_best(best, self.args.output_dir)
-        self.model.model_card_data.set_best_model_step(self.state.best_global_step)
-        self._load_from_checkpoint(str(best))
