@@ -36,6 +36,7 @@ class ResumesRuns(AtomicCheckpoints):
     """
 
     alignment_loss: AlignmentLoss
+    model: Any
     _run_facts: RunFacts
     _shutdown: GracefulShutdown
     _steps: StepGuard
