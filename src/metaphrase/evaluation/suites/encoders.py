@@ -13,7 +13,13 @@ import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.codes import standard_code
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder, parallel_files
+from metaphrase.corpus.parallel import (
+    PARALLEL_FILE,
+    TARGET_LANGUAGE,
+    ParallelSet,
+    load_parallel_folder,
+    parallel_files,
+)
 from metaphrase.evaluation.answer_retrieval import answer_files, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.bucc import (
     PROTOCOLS,
@@ -130,6 +136,9 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
     for folder in folders(data):
         split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
         paths = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
+        paths = [
+            path for path in paths if PARALLEL_FILE.fullmatch(path.name)
+        ] or paths  # without checksums of the files
         files = {path.name.partition("-en.")[0]: path for path in paths}
         chosen = {language: files[language] for language in wanted_languages(files, settings)}
         if chosen and (split or folder.name in _TEST_SETS):
