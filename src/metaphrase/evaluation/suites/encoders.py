@@ -177,7 +177,8 @@ def _measure_retrieval(name: str, tests: ParallelFolder, subject: Subject) -> Re
 def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """A benchmark for each folder and each protocol whose splits are available."""
     for folder in folders(data):
-        if folder != data and folder.name.endswith(f"-{TARGET_LANGUAGE}"):
+        nested = any(folder.glob(f"*-{TARGET_LANGUAGE}/*"))
+        if folder != data and folder.name.endswith(f"-{TARGET_LANGUAGE}") and not nested:
             continue  # its files are found in the folder around it
         for protocol in settings.protocols or PROTOCOLS:
             tuned, scored, *defaults = bucc_protocol(protocol)
