@@ -20,7 +20,10 @@ TARGET_LANGUAGE = "en"
 
 _Set = TypeVar("_Set", bound=Any)
 
-_FILE = re.compile(r"(?P<language>[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_][A-Z]{2})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
+#: Names of the files that are read.
+PARALLEL_FILE = re.compile(
+    r"(?P<language>[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_][A-Z]{2})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?"
+)
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,14 @@ def load_parallel_folder(
 def parallel_files(path: str | Path, languages: Sequence[str] | None, split: str | None) -> dict[str, Path]:
     """The files that `load_parallel_folder` reads, by language."""
     named = f"{f'xx-en.{split}' if split else 'xx-en'}.tsv.gz"
-    return files_by_language(path, _FILE, split, languages, named=named, example="sw-en.tsv.gz")
+    return files_by_language(path, PARALLEL_FILE, split, languages, named=named, example="sw-en.tsv.gz")
 
 
 def load_test_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
     """`load_parallel_folder` with the split ``test`` of a folder that has it, else with the files without a split."""
     split = "test" if any(Path(path).glob("*.test.tsv*")) else None
     sets = load_parallel_folder(path, languages, split)
-    matches = [match for file in Path(path).iterdir() if split and (match := _FILE.fullmatch(file.name))]
+    matches = [match for file in Path(path).iterdir() if split and (match := PARALLEL_FILE.fullmatch(file.name))]
     tested = {match["language"] for match in matches if match["split"] == split}
     if ignored := sorted(match[0] for match in matches if not match["split"] and match["language"] not in tested):
         logger.warning("%s has files of the split test, so these are not read: %s.", path, ", ".join(ignored))

@@ -384,6 +384,13 @@ def test_a_damaged_test_set_fails(data, tiny_encoder, tiny_encoder_dir, tmp_path
         measure_all([part], subject, {}, lambda item: None)
 
 
+def test_a_checksum_beside_a_file_is_not_a_test_set(data):
+    """The cached result depends on the content of the files that are read."""
+    (data / "news" / "de-en.test.tsv.gz.md5").write_text("0")
+    (path,) = parallel_folders(data, SETTINGS)["news"].files.values()
+    assert path.name == "de-en.test.tsv.gz"
+
+
 def test_quotation_marks_can_be_stripped(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     write_pairs(data / "tatoeba" / "de-en.tsv.gz", [{"source": '"a" b', "target": 'c "d"'}])
     settings = Settings(resamples=50, strip_quotes=True)

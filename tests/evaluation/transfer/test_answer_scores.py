@@ -63,3 +63,5 @@ def test_an_empty_answer_is_not_a_missing_one():
 def test_unknown_languages_are_refused():
     with pytest.raises(ValueError, match="not 'el'"):
         normalise_answer("το σπίτι", "el")
+    with pytest.raises(ValueError, match="no questions"):
+        answer_scores({}, {}, "en")

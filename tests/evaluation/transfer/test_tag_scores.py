@@ -109,3 +109,5 @@ def test_equals_seqeval(tags):
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="shorter"):
         tag_scores([["DET"], ["DET", "NOUN"]], [["DET"], ["DET"]])
+    with pytest.raises(ValueError, match="no words"):
+        tag_scores([], [])

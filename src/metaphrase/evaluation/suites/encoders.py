@@ -13,7 +13,13 @@ import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.codes import standard_code
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder, parallel_files
+from metaphrase.corpus.parallel import (
+    PARALLEL_FILE,
+    TARGET_LANGUAGE,
+    ParallelSet,
+    load_parallel_folder,
+    parallel_files,
+)
 from metaphrase.evaluation.answer_retrieval import answer_files, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.bucc import (
     PROTOCOLS,
@@ -130,6 +136,9 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
     for folder in folders(data):
         split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
         paths = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
+        paths = [
+            path for path in paths if PARALLEL_FILE.fullmatch(path.name)
+        ] or paths  # without checksums of the files
         files = {path.name.partition("-en.")[0]: path for path in paths}
         chosen = {language: files[language] for language in wanted_languages(files, settings)}
         if chosen and (split or folder.name in _TEST_SETS):
@@ -168,7 +177,8 @@ def _measure_retrieval(name: str, tests: ParallelFolder, subject: Subject) -> Re
 def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """A benchmark for each folder and each protocol whose splits are available."""
     for folder in folders(data):
-        if folder != data and folder.name.endswith(f"-{TARGET_LANGUAGE}"):
+        nested = any(folder.glob(f"*-{TARGET_LANGUAGE}/*"))
+        if folder != data and folder.name.endswith(f"-{TARGET_LANGUAGE}") and not nested:
             continue  # its files are found in the folder around it
         for protocol in settings.protocols or PROTOCOLS:
             tuned, scored, *defaults = bucc_protocol(protocol)

@@ -85,6 +85,8 @@ def answer_scores(
 
     The best gold answer of a question counts. A question without an answer scores 0.
     """
+    if not golds:
+        raise DataError("There are no questions to score.")
     f1_n, matches = [], 0
     for question, answers in golds.items():
         answered = question in predictions

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from metaphrase.exceptions import DataError
+
 Tags = Sequence[Sequence[str]]
 
 
@@ -60,6 +62,8 @@ def tag_scores(
     (40.0, 66.7)
     """
     pairs = [list(zip(tags, guesses, strict=True)) for tags, guesses in zip(gold, predicted, strict=True)]
+    if not any(pairs):
+        raise DataError("There are no words to score.")
     wanted, found = (tag_chunks(tags, whole_types=whole_types) for tags in (gold, predicted))
     sentence_of = [number for number, tags in enumerate(gold) for _ in range(len(tags) + 1)]
     counts = [Counter(sentence_of[last] for _, _, last in chunks) for chunks in (wanted & found, found, wanted)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,8 @@ def make_linear(model: PreTrainedModel) -> None:
         linear = nn.Linear(config.hidden_size, config.num_labels)
         nn.init.normal_(linear.weight, std=config.initializer_range)
         nn.init.zeros_(linear.bias)
-        head = nn.Sequential(FirstToken(), nn.Dropout(config.hidden_dropout_prob), linear)
+        dropout = nn.Dropout(config.hidden_dropout_prob)
+        head = nn.Sequential(OrderedDict(first=FirstToken(), dropout=dropout, out_proj=linear))
         model.classifier = head.train(model.training)
     else:
         raise ModelError(f"{type(model).__name__} has no pooler to remove. Use its own head.")
