@@ -106,31 +106,10 @@ def filter_corpus(
         loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
         loaded["deep"] = options.negatives > 0
         open_work_folder(work, work_manifest(model, search, loaded))
-        rows_of = _rows_by_languages(dataset)
-        parts = {label: dataset.select(rows) for label, rows in rows_of.items()}
-        deep = replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
-        if engine.storage is None:
-            check_disk(_needs(parts.values(), model, deep), work, note)
-        made = make_shards(
-            model,
-            ((f"{label}/{side}", distinct_texts([part[side]])[0]) for label, part in parts.items() for side in SIDES),
-            {f"{label}/{side}": f"{label}/{other}" for label in parts for side, other in _searched(options).items()},
-            work,
-            deep,
-            engine,
-            with_rows=True,
-            finish=partial(filter_corpus, options, search),
-            begin=begin,
-            note=note,
-        )
-        if made is None:
+        scored = _score_pairs(dataset, model, work, options, search, engine, begin, note)
+        if scored is None:
             return None
-        score_n, negatives = np.empty(len(dataset)), np.full(len(dataset), "", dtype=object)
-        with made as folder:
-            for label, rows in rows_of.items():
-                score_n[rows], negatives[rows] = _score_language(
-                    parts[label], folder / label, options, deep, search.k, note
-                )
+        score_n, negatives = scored
         if options.negatives:
             if "negatives" in dataset.column_names:
                 dataset = dataset.remove_columns("negatives")
@@ -157,6 +136,48 @@ def filter_corpus(
         write_json(summary, facts)
         clear_work_folder(work)
         return FilterResult(score_n, kept_n, facts, (output, summary))
+
+
+def _score_pairs(
+    dataset: Dataset,
+    model: SentenceTransformer,
+    work: Path,
+    options: FilterOptions,
+    search: SearchOptions,
+    engine: EngineOptions,
+    begin: Begin,
+    note: Callable[[str], Any],
+) -> tuple[NDArray[np.float64], NDArray[np.object_]] | None:
+    """Scores and negatives of all pairs; neighbours are searched among the pairs of the same languages.
+
+    Returns None if Slurm jobs were submitted.
+    """
+    rows_of = _rows_by_languages(dataset)
+    parts = {label: dataset.select(rows) for label, rows in rows_of.items()}
+    deep = replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
+    if engine.storage is None:
+        check_disk(_needs(parts.values(), model, deep), work, note)
+    made = make_shards(
+        model,
+        ((f"{label}/{side}", distinct_texts([part[side]])[0]) for label, part in parts.items() for side in SIDES),
+        {f"{label}/{side}": f"{label}/{other}" for label in parts for side, other in _searched(options).items()},
+        work,
+        deep,
+        engine,
+        with_rows=True,
+        finish=partial(filter_corpus, options, search),
+        begin=begin,
+        note=note,
+    )
+    if made is None:
+        return None
+    score_n, negatives = np.empty(len(dataset)), np.full(len(dataset), "", dtype=object)
+    with made as folder:
+        for label, rows in rows_of.items():
+            score_n[rows], negatives[rows] = _score_language(
+                parts[label], folder / label, options, deep, search.k, note
+            )
+    return score_n, negatives
 
 
 def _rows_by_languages(dataset: Dataset) -> dict[str, list[int]]:

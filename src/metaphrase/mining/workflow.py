@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from metaphrase.corpus.text import normalised
 from metaphrase.encoders.loading import load_encoder
@@ -25,7 +26,7 @@ from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_th
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
-from metaphrase.mining.search import check_device
+from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
 from metaphrase.mining.shards import SIDES, load_neighbours, make_shards, work_manifest
 
@@ -132,16 +133,8 @@ def mine_files(
             for side in SIDES:
                 found[side], recall = load_neighbours(folder / side, len(texts[side]), search, note)
                 recalls |= {} if recall is None else {f"{side}_recall": round(recall, 4)}
-        how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
-        pairs = select_pairs(*found.values(), **how)
-        candidates = len(pairs.score_c)
-        suggestion, wrong_d = suggest_threshold(pairs, *found.values(), **how)
+        pairs, dropped, suggestion, wrong_d = _score(found, sources, targets, options)
         suggested = None if suggestion is None else suggestion.threshold
-        if not options.copies:
-            rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
-            pairs = pairs.take(
-                np.array([normalised(sources[s]) != normalised(targets[t]) for s, t in rows], dtype=bool)
-            )
         threshold = _suggested(suggestion) if options.threshold == "auto" else options.threshold
         kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
         kept = kept.take(slice(options.top))
@@ -149,8 +142,8 @@ def mine_files(
         facts = {
             "output": output.name,
             "pairs": len(kept.score_c),
-            "candidates": candidates,
-            "copies_dropped": candidates - len(pairs.score_c),
+            "candidates": len(pairs.score_c) + dropped,
+            "copies_dropped": dropped,
             "threshold": threshold,
             "suggested_threshold": suggested,
             "expected": suggestion
@@ -181,6 +174,20 @@ def mine_files(
         return MiningResult(
             pairs, kept, threshold, suggestion, facts, tuple(written), work if options.keep_work else None
         )
+
+
+def _score(
+    found: Mapping[str, Neighbours], sources: Sequence[str], targets: Sequence[str], options: MiningOptions
+) -> tuple[Pairs, int, Threshold | None, NDArray[np.floating]]:
+    """The scored pairs, the number of copies that were dropped, and what `suggest_threshold` returns for all of them."""
+    how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
+    pairs = select_pairs(*found.values(), **how)
+    suggestion, wrong_d = suggest_threshold(pairs, *found.values(), **how)
+    if options.copies:
+        return pairs, 0, suggestion, wrong_d
+    rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
+    differs_c = np.array([normalised(sources[s]) != normalised(targets[t]) for s, t in rows], dtype=bool)
+    return pairs.take(differs_c), int(np.sum(~differs_c)), suggestion, wrong_d
 
 
 def _suggested(suggestion: Threshold | None) -> float:
