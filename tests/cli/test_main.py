@@ -63,7 +63,7 @@ def test_an_unquoted_no_is_norwegian(tmp_path):
 
 def test_a_quoted_word_turns_an_option_off_and_an_empty_item_is_an_error(tmp_path):
     config = tmp_path / "c.yaml"
-    config.write_text("on: 'no'\n")
+    config.write_text("'on': 'no'\n")
     assert not parse("x", [Options], ["--config", str(config)])[0].on
     config.write_text("names:\n  - a\n  -\n")
     with pytest.raises(ConfigError, match="'names' must be a list, each text"):
