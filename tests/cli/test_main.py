@@ -21,7 +21,7 @@ from metaphrase.cli.options import FLAGS, add_options
 from metaphrase.cli.output import emit, notes, session, show_progress
 from metaphrase.cli.runs import LEADING
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.exceptions import MissingExtraError, MissingFileError
+from metaphrase.exceptions import ConfigError, MissingExtraError, MissingFileError
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
@@ -59,6 +59,15 @@ def test_an_unquoted_no_is_norwegian(tmp_path):
         config.write_text(f"text: no\nflag: {word}\n")
         (options,) = parse("x", [Options], ["--config", str(config)])
         assert (options.text, options.flag) == ("no", True)
+
+
+def test_a_quoted_word_turns_an_option_off_and_an_empty_item_is_an_error(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text("'on': 'no'\n")
+    assert not parse("x", [Options], ["--config", str(config)])[0].on
+    config.write_text("names:\n  - a\n  -\n")
+    with pytest.raises(ConfigError, match="'names' must be a list, each text"):
+        parse("x", [Options], ["--config", str(config)])
 
 
 def test_an_empty_name_of_a_config_is_an_error():

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 from functools import partial
 from pathlib import Path
 
@@ -98,13 +99,18 @@ def test_linked_folders_are_not_entered(released, secret, refused, fault):
     fault("G8", "a link to another folder in a release folder", tried=2, survived=2)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "second name"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder", "second name"])
 def test_only_regular_files_are_read(released, secret, refused, fault, monkeypatch, kind):
     """The card may be edited, so that no digest protects a file with a second name."""
     monkeypatch.chdir(released)
     (released / "README.md").unlink()
     if kind == "pipe":
         os.mkfifo("README.md")
+    elif kind == "device":
+        try:
+            os.mknod("README.md", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except OSError:
+            pytest.skip("needs the right to make devices")
     elif kind == "socket":
         with socket.socket(socket.AF_UNIX) as server:
             server.bind("README.md")

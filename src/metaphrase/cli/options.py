@@ -257,7 +257,7 @@ def _read_config(path: Path, actions: Sequence[argparse.Action], hints: Mapping[
         return {}
     if not isinstance(content, Keys):
         raise ConfigError(f"{path} should hold options as keys and values, but holds {type(content).__name__}.")
-    known = {action.dest: action for action in actions}
+    known = {action.dest: action for action in actions if action.nargs != 0}  # without --no_x, which takes no value
     for key in content:
         if key not in known:
             raise ConfigError(f"{place(content, key)}unknown option {key!r}{did_you_mean(str(key), known)}.")
@@ -267,7 +267,8 @@ def _read_config(path: Path, actions: Sequence[argparse.Action], hints: Mapping[
 def _read_option(content: Keys, action: argparse.Action, hint: Any) -> Any:
     """Convert the words of an option in a file as those of the command line: ``no`` is a language, and ``012`` is a text."""
     value, words = content[action.dest], content.words.get(action.dest)
-    if words is not None and not isinstance(value, bytes | NoneType):
+    is_empty = value is None or (isinstance(value, list) and None in value)  # as after a dash without a word
+    if words is not None and not is_empty and not isinstance(value, bytes):
         convert: Any = action.type
         with suppress(ValueError, TypeError, argparse.ArgumentTypeError):  # refused below
             if action.nargs == "+":

@@ -130,6 +130,8 @@ def _copy(folder: Path, name: str, copy: Path, facts: Mapping[str, Any] | None) 
     """Copy a file, and compare the copy with its entry in a manifest, if it has one."""
     path, target = folder / name, copy / name
     target.parent.mkdir(exist_ok=True)
+    if path.exists() and not path.is_symlink() and not path.is_file():  # copying a device might never end
+        raise ModelFileError(f"{path} is not a regular file, or has several names. {_REMEDY}")
     try:
         shutil.copyfile(path, target, follow_symlinks=False)  # a link remains a link
     except OSError as error:

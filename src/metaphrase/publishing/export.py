@@ -256,8 +256,9 @@ def drafted(
 def _staging(parent: Path) -> Iterator[Path]:
     """A place for a draft in a hidden folder, which this process locks. Those of killed processes are deleted."""
     for left in parent.glob(f".{'[0-9a-f]' * 32}.export"):
-        if time.time() - left.stat().st_mtime < 60:  # another process may be about to lock it
-            continue
+        with suppress(OSError):  # another process may delete it
+            if time.time() - left.stat().st_mtime < 60:  # another process may be about to lock it
+                continue
         with suppress(OSError), FileLock(left / LOCK, blocking=False, fallback_to_soft=False):
             shutil.rmtree(left, ignore_errors=True)
     folder = parent / f".{uuid.uuid4().hex}.export"
