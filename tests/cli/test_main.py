@@ -44,6 +44,7 @@ def test_flags_yaml_and_defaults_share_names_and_have_their_order(tmp_path):
     assert options == Options(steps=9, rate=5e-5, names=["a", "b"], text="t")
     (options,) = parse("x", [Options], [f"--config={config}"], defaults={"rate": 1e-3})
     assert options == Options(steps=7, rate=5e-5, names=["a", "b"])
+    assert str(parse("x", [Options], [], defaults={"rate": 1})[0].rate) == "1.0"
 
 
 @pytest.mark.parametrize("flag", ["--max_steps", "--max-steps"])

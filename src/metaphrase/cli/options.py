@@ -176,6 +176,8 @@ def parse(
     hints = {name: hint for cls in types for name, hint in hints_of(cls).items()}
     content = {} if path is None else _read_config(Path(path).expanduser(), own, hints)
     options = {**(defaults or {}), **content}
+    numbers = {action.dest for action in own if action.type is float}  # 1 is recorded as 1.0, as on the command line
+    options |= {name: float(options[name]) for name in numbers & options.keys() if type(options[name]) is int}
     for action in own:
         action.required &= action.dest not in options
     parser.set_defaults(**options)
