@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -130,25 +132,32 @@ def _copy(folder: Path, name: str, copy: Path, facts: Mapping[str, Any] | None) 
     """Copy a file, and compare the copy with its entry in a manifest, if it has one."""
     path, target = folder / name, copy / name
     target.parent.mkdir(exist_ok=True)
-    if path.exists() and not path.is_symlink() and not path.is_file():  # copying a device might never end
-        raise ModelFileError(f"{path} is not a regular file, or has several names. {_REMEDY}")
+    if path.is_symlink() or ("/" in name and path.parent.is_symlink()):
+        raise ModelFileError(f"{path} is a symbolic link, or in a linked folder, and links are not pushed. {_REMEDY}")
     try:
-        shutil.copyfile(path, target, follow_symlinks=False)  # a link remains a link
+        with open(path, "rb", opener=_open_file) as source, target.open("wb") as stream:
+            status = os.fstat(source.fileno())
+            if not stat.S_ISREG(status.st_mode) or (facts is None and status.st_nlink > 1):
+                raise ModelFileError(f"{path} is not a regular file, or has several names. {_REMEDY}")
+            if facts is None or status.st_size == facts.get("bytes"):
+                shutil.copyfileobj(source, stream)
     except OSError as error:
+        if isinstance(error, ModelFileError):
+            raise
         if error.errno == errno.ENOSPC:
             raise StorageError(
                 f"{copy.parent} has no space for a copy of {folder}. Set TMPDIR to a folder with more space."
             ) from error
-        reason = error.strerror or error
-        raise ModelFileError(f"{path} cannot be copied for the upload: {reason}. {_REMEDY}") from error
-    if target.is_symlink() or ("/" in name and path.parent.is_symlink()):
-        raise ModelFileError(f"{path} is a symbolic link, or in a linked folder, and links are not pushed. {_REMEDY}")
-    if facts is None and path.stat().st_nlink > 1:
-        raise ModelFileError(f"{path} is not a regular file, or has several names. {_REMEDY}")
+        raise ModelFileError(f"{path} cannot be copied for the upload: {error.strerror}. {_REMEDY}") from error
     if facts not in (None, file_facts(target)):
         raise ModelFileError(
             f"{path} was altered after the release was written: its digest differs from {MANIFEST}. {_REMEDY}"
         )
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a file, but neither follow a link nor wait for the other end of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def _heads(folder: Path, release: Path) -> tuple[Path, dict[str, Any]]:
