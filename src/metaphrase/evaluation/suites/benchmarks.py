@@ -247,11 +247,17 @@ def check_names(benchmarks: Iterable[Benchmark]) -> list[Benchmark]:
 
 
 def text_size(files: Iterable[Path]) -> int:
-    """Bytes of text in files, after decompression: a gzip file ends with the size of its content."""
-    return sum(
-        int.from_bytes(path.read_bytes()[-4:], "little") if path.suffix == ".gz" else path.stat().st_size
-        for path in files
-    )
+    """Bytes of text in files, after decompression."""
+    return sum(map(_text_size, files))
+
+
+def _text_size(path: Path) -> int:
+    stored = path.stat().st_size
+    if path.suffix != ".gz":
+        return stored
+    with path.open("rb") as file:  # which ends with the size of its content, unless it is truncated
+        file.seek(max(0, stored - 4))
+        return min(int.from_bytes(file.read(), "little"), 20 * stored)
 
 
 def wanted_languages(languages: Iterable[str], settings: Settings) -> list[str]:
