@@ -141,6 +141,16 @@ def test_every_recipe_is_trained(script, argv):
     assert not list((evidence.work / "training").iterdir())
 
 
+def test_a_training_interrupted_by_a_signal_is_repeated(script, argv):
+    evidence = script.Evidence(script.parsed([*argv, "--only", "tr", "--seeds", "0"]))
+    (cell,) = evidence.cells
+    interrupted = evidence.work / "training" / evidence.vector_path(cell).stem / "run" / "checkpoint-1"
+    interrupted.mkdir(parents=True)  # trainers write one when the process is terminated
+    evidence.train(cell)
+    assert read_part(cell.folder / "train.json")["encoder_calls"] == 1
+    assert not interrupted.exists()
+
+
 @pytest.mark.slow
 def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
     (data / "tatoeba" / "de-en.tsv").unlink()
