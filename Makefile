@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-demo: install  ## Train on the bundled bitext and write runs/demo/report.html (10 minutes on 2 cores)
+demo: install  ## Train on the packaged bitext and write runs/demo/report.html (10 minutes on 2 cores)
 	$(BIN)/metaphrase demo --config configs/demo.yaml --output_dir runs/demo
 
 model: demo  ## Train metaphrase-e5-small as the demo does, and write its package and card

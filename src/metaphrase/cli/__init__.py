@@ -27,7 +27,7 @@ __all__ = ["COMMANDS", "main", "parse"]
 #: Commands with a summary, in the order of their use. Their modules are imported only when they are called.
 COMMANDS = {
     "adapt": "Adapt an encoder to your language: check the corpus, train, measure, and print a verdict",
-    "demo": "Train an encoder on the bundled bitext, measure it before and after, and write a report",
+    "demo": "Train an encoder on the packaged bitext, measure it before and after, and write a report",
     "recipes": "List the recipes, or print one",
     "align": "Link the words of a bitext, from files or line by line from stdin",
     "train": "Train an encoder with a recipe",

@@ -1,4 +1,4 @@
-"""``metaphrase demo``: train, measure and report on the bundled bitext, in ten minutes on two cores."""
+"""``metaphrase demo``: train, measure and report on the packaged bitext, in ten minutes on two cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metaphrase.training.demo import demo_settings
 from metaphrase.training.run import TrainingRun
 
 DESCRIPTION = (
-    "Train an encoder on the bundled bitext of eight languages, and measure it before and after training, in these and in "
+    "Train an encoder on the packaged bitext of eight languages, and measure it before and after training, in these and in "
     "20 other languages. Takes all options of `metaphrase train`."
 )
 EXAMPLES = (
@@ -27,7 +27,7 @@ def parse(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Train on the bundled bitext, measure before and after, write a report."""
+    """Train on the packaged bitext, measure before and after, write a report."""
     config, command = parse(argv)
     prepare_process()
     title = f"metaphrase demo: {config.recipe} on eight languages"
