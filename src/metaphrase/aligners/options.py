@@ -44,7 +44,9 @@ class AlignOptions(BitextOptions):
     )
     aligner: str = option("fast_align", f"{', '.join(ALIGNERS)} (default: fast_align).")
     heuristic: str | None = option(
-        None, "Symmetrisation of a statistical aligner's two directions: grow-diag-final-and …"
+        None,
+        "Symmetrisation of a statistical aligner's two directions: none, union, intersection, och, grow, grow-diag, "
+        "grow-diag-final or grow-diag-final-and (default).",
     )
     iterations: Annotated[int, Range(1, 1000)] | None = option(
         None, "Training iterations of each statistical model (default: 5)."
@@ -52,9 +54,13 @@ class AlignOptions(BitextOptions):
     model: str | None = option(
         None, "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."
     )
-    layer: CountOr0 | None = option(None, "Hidden layer of the embedding aligner.")
-    method: Method | None = option(None, "Method of the embedding aligner.")
-    level: Level | None = option(None, "Units that the embedding aligner compares (default: piece).")
+    layer: CountOr0 | None = option(
+        None, "Hidden layer that the embedding aligner compares (default: two thirds of the layers)."
+    )
+    method: Method | None = option(
+        None, "Method of the embedding aligner: argmax, itermax, csls or softmax (default: itermax)."
+    )
+    level: Level | None = option(None, "Units that the embedding aligner compares: piece or word (default: piece).")
     threshold: Annotated[float, Range(0, 2)] | None = option(
         None,
         "Minimum score of a link: of the span aligner, or of --method softmax (default: 0.001, or 0.2 with --temperature).",
@@ -81,7 +87,7 @@ class AlignOptions(BitextOptions):
     )
     overwrite: bool = option(False, "Align pairs that already have links.")
     pharaoh: bool = option(False, "Write only the links of lines of stdin, '0-0 1-2'.")
-    save: str | None = option(None, "Folder to save the statistical aligners to, one for each pair of languages.")
+    save: str | None = option(None, "Folder for the trained statistical aligners, one for each pair of languages.")
     load: str | None = option(
         None, "Load statistical aligners that --save wrote; lines of stdin are then aligned as they arrive."
     )

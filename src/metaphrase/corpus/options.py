@@ -12,8 +12,8 @@ from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 
-SOURCE_COLUMN = "Column with the texts in --languages, if it is not found by its name; with --target_column."
-TARGET_COLUMN = "Column with the translations."
+SOURCE_COLUMN = "Column with the texts in --languages, if its name is not recognised; requires --target_column."
+TARGET_COLUMN = "Column with the translations; requires --source_column."
 
 
 @checked

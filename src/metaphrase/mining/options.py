@@ -220,7 +220,7 @@ class FilterOptions(BitextOptions):
         "margin: the cosine of a pair relative to those of both sentences with their neighbours in the corpus; "
         "cosine: the cosine alone, which needs no search, but is not comparable between sentences and languages.",
     )
-    margin: Margin = option("ratio", "Kind of margin.")
+    margin: Margin = option("ratio", "Kind of margin: ratio, distance or absolute, as in `metaphrase mine`.")
     threshold: Finite | None = option(None, "Minimum score of a pair. Default: keep all pairs, with their scores.")
     top: Count | None = option(None, "Maximum number of pairs; the best are kept.")
     negatives: CountOr0 = option(

@@ -93,7 +93,7 @@ class MergeOptions:
     )
     output_dir: str | None = option(None, "New folder for the merged encoder.", aliases=["-o"])
     vector: str | None = option(
-        None, f"File for the difference to the base, a task vector (*{SUFFIX}); alpha is stored with it."
+        None, f"File for the difference from the base, a task vector (*{SUFFIX}); alpha is stored with it."
     )
     bits: Bits = option(16, "Bits for each value of --vector. With 8 or 4, blocks of 64 values share a scale.")
     dev: str | None = option(

@@ -296,7 +296,7 @@ def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
             drawn.set_gid(f"{_TOOLTIP}{name}, alpha {alpha:g}: {row['difference']:+.2f}, {row['verdict']}")
     axes.axhline(0, color=COLOURS["soft"], lw=0.8)
     axes.axvline(curve["alpha"], color=COLOURS["ink"], ls="--", lw=1, label=f"chosen, {curve['alpha']:g}")
-    axes.set(xlabel="alpha", ylabel="difference to the base in points")
+    axes.set(xlabel="alpha", ylabel="difference from the base in points")
     axes.grid(axis="y")
     figure.legend(loc="outside upper left", ncols=3, fontsize=8)
 

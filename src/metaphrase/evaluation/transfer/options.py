@@ -35,7 +35,11 @@ class FineTuningOptions:
     )
     dev_share: BetweenZeroAndOne = option(0.1, "Share of the items held out as dev data if --dev is not given.")
     languages: list[str] | None = option(None, "Languages to measure, separated by spaces or commas. Default: all.")
-    mode: Mode = option("zero-shot", "Training data; see metaphrase.evaluation.transfer.running.")
+    mode: Mode = option(
+        "zero-shot",
+        "Training data. zero-shot: English; translate-train: a model for each language, from its translated data; "
+        "translate-train-all: one model from all translations; code-switching: translate-train with half-English items.",
+    )
     selection: Selection = option(
         "mean",
         "Checkpoint: best mean over the dev languages (#M=1), best of each language (#M=N), best in English, "
@@ -55,13 +59,13 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
 
     output_dir: str | None = option("", "Folder of checkpoints and results.")
     eval_strategy: str = option("epoch", "When to measure and save: epoch or steps.")
-    logging_steps: Positive = option(50, "Number of steps between logs.")
+    logging_steps: Positive = option(50, "Steps between two log entries.")
     per_device_eval_batch_size: Count = option(32, "Items per forward pass when measuring.")
     report_to: None | str | list[str] = option(  # noqa: RUF036 - the order that HfArgumentParser reads
-        "none", "Logger of the curves: tensorboard (if installed), none, …"
+        "none", "Trackers that log curves: tensorboard (if installed), none or another integration."
     )
     remove_unused_columns: bool = option(False, "Must be false: the collator needs all columns.")
-    logging_nan_inf_filter: bool = option(False, "Filter NaN and infinite losses from the log.")
+    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
 
     def __post_init__(self) -> None:
         """Save at each evaluation, draw progress bars only in a terminal, pin memory only for a GPU."""
