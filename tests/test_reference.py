@@ -9,9 +9,10 @@ import json
 import re
 import runpy
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -126,6 +127,27 @@ def test_every_command_has_every_option(generated):
             assert re.search(rf"^  (-\w, )?--{option}\b", text, re.MULTILINE), (name, option)
             seen += 1
     assert seen > 400
+
+
+def choices(hint: Any) -> list[str]:
+    """The words and numbers that a type hint allows."""
+    if get_origin(hint) is Literal:
+        return [str(word) for word in get_args(hint)]
+    return [word for part in get_args(hint) for word in choices(part)]
+
+
+def test_the_help_of_every_option_names_its_choices():
+    """``--help`` shows no list of them."""
+    unnamed = []
+    for name in COMMANDS:
+        module = importlib.import_module(f"metaphrase.cli.{name}")
+        types = {cls for key, cls in vars(module).items() if re.search("(Options|Config)$", key)}
+        for cls in filter(is_dataclass, types):
+            hints = get_type_hints(cls)
+            for one in options_of(cls):
+                words = [word for word in choices(hints[one.name]) if word not in one.metadata.get("help", "")]
+                unnamed += [f"{name} --{one.name} {word}" for word in words]
+    assert unnamed == []
 
 
 def test_every_key_of_yaml_files_is_explained(generated):

@@ -95,7 +95,9 @@ class MergeOptions:
     vector: str | None = option(
         None, f"File for the difference from the base, a task vector (*{SUFFIX}); alpha is stored with it."
     )
-    bits: Bits = option(16, "Bits for each value of --vector. With 8 or 4, blocks of 64 values share a scale.")
+    bits: Bits = option(
+        16, "Bits for each value of --vector: 16, 8 or 4. With 8 or 4, blocks of 64 values share a scale."
+    )
     dev: str | None = option(
         None,
         "auto: folder of development data on which the result should improve: parallel sentences (xx-en.dev.tsv.gz or "

@@ -80,7 +80,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         "memory.",
     )
     batches: Literal["mixed", "language"] = option(
-        "mixed", "Pairs of a batch: of all languages, or of one (harder negatives)."
+        "mixed", "Pairs of a batch. mixed: of all languages; language: of one, with harder negatives."
     )
     bf16: bool | None = option(
         False, "Compute in bfloat16, if the device supports it. null in a file: on a CPU, if a trial step is faster."

@@ -42,8 +42,8 @@ class FineTuningOptions:
     )
     selection: Selection = option(
         "mean",
-        "Checkpoint: best mean over the dev languages (#M=1), best of each language (#M=N), best in English, "
-        "or the last.",
+        "Checkpoint. mean: best mean over the dev languages (#M=1); language: best of each language (#M=N); english: best "
+        "in English; last: the last.",
     )
     max_length: Length = option(128, "Maximum number of pieces of an input, including special tokens.")
     dropout: BelowOne | None = option(None, "Dropout; default: that of the encoder.")
