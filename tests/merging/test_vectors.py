@@ -145,6 +145,42 @@ def test_directions_of_a_tuned_model_are_kept(tiny_encoder, tmp_path, normalised
         TaskVector.between(tuned, tiny_encoder)
 
 
+def with_prompts(model, default, **prompts):
+    model = copy.deepcopy(model)
+    model.prompts, model.default_prompt_name = prompts, default
+    return model
+
+
+@pytest.mark.parametrize(
+    ("base", "tuned", "wanted"),
+    [
+        ((None, {"query": ""}), ("query", {"query": "q: "}), "tuned"),
+        ((None, {"query": "q: "}), ("query", {"query": "q: "}), "tuned"),
+        (("query", {"query": "q: "}), (None, {"query": "q: "}), "tuned"),
+        (("query", {"query": "q: "}), ("query", {"query": "q: "}), "tuned"),
+        (("query", {"query": "q: "}), (None, {"query": "", "document": ""}), "base"),
+        ((None, {}), ("query", {"query": None, "document": "d: "}), (None, {"document": "d: "})),
+    ],
+)
+def test_prompts_are_those_of_the_tuned_model_if_it_has_any(tiny_encoder, tmp_path, base, tuned, wanted):
+    wanted = {"base": base, "tuned": tuned}[wanted] if isinstance(wanted, str) else wanted
+    models = [with_prompts(tiny_encoder, default, **prompts) for default, prompts in (base, tuned)]
+    vector = TaskVector.between(*models)
+    for one in (vector, vector + vector, TaskVector.load(vector.save(tmp_path / "v.safetensors"))):
+        merged = one.apply(models[0])
+        assert (merged.default_prompt_name, merged.prompts) == wanted
+
+
+def test_a_sum_of_vectors_with_other_prompts_has_those_of_the_base(tiny_encoder):
+    one, other = (
+        TaskVector.between(tiny_encoder, with_prompts(tiny_encoder, "query", query=text)) for text in ("a: ", "b: ")
+    )
+    both = one + other
+    assert (both.prompts, both.default_prompt_name) == (None, None)
+    merged = both.apply(tiny_encoder)
+    assert (merged.prompts, merged.default_prompt_name) == (tiny_encoder.prompts, None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_directions_are_found_in_any_precision(tiny_encoder, dtype):
     direction_kh = torch.linalg.qr(torch.randn(32, 2))[0].T
@@ -323,6 +359,7 @@ DAMAGE = {
     "base as a number": (setter("base", 3), "'base' of its metadata must be text"),
     "recipe as a list": (setter("recipe", []), "'recipe' of its metadata must be keys and values"),
     "a missing key": (lambda t, c: c.pop("shapes"), "missing or unknown: 'shapes'"),
+    "an unknown default prompt": (setter("default_prompt_name", "query"), "which its 'prompts' do not have"),
     "an unknown key": (setter("code", "x"), "missing or unknown: 'code'"),
     "a later format": (setter("version", 2), "its format is 2, but this version of metaphrase reads up to 1"),
     "no object": (lambda t, c: "[]", "are not keys and values"),
