@@ -39,7 +39,9 @@ def test_states_are_translated_by_layers_of_an_encoder_without_sdpa(make_loss, b
     ("kind", "changes", "resets"),
     [("bert", {}, True), ("modernbert", {}, True), ("deberta-v2", {"position_biased_input": False}, False)],
 )
-def test_positions_that_an_encoder_cannot_reset_are_reported_once(make_loss, encoder_of, caplog, kind, changes, resets):
+def test_positions_that_an_encoder_cannot_reset_are_reported_once(
+    make_loss, encoder_of, caplog, kind, changes, resets
+):
     notice.cache_clear()
     model = encoder_of(kind, **changes)
     for positions in ("continuous", "reset", "reset"):

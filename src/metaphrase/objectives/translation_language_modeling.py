@@ -24,7 +24,7 @@ class TranslationLanguageModeling(MaskedPrediction):
         max_length: Maximum pieces per side.
         mask_rate: Share of the pieces to predict (DAP's baseline: 0.2; PPA, AMBER: 0.15).
         positions: ``"reset"`` restarts the positions of the second sentence at 0 (XLM; DAP's baseline), ``"continuous"``
-            does not (PPA, AMBER). An encoder that reads no position ids, such as mDeBERTa, ignores ``"reset"`` with a warning.
+            does not (PPA, AMBER). Encoders that read no position ids, such as mDeBERTa, ignore ``"reset"`` with a warning.
         layout: ``"sequences"`` concatenates the encoded sentences (DAP's baseline), ``"pair"`` is the pair format of the
             encoder (PPA, AMBER).
         segments: Assign token type 1 to the second sentence, if the encoder has one (PPA, AMBER).
