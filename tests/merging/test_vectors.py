@@ -181,13 +181,35 @@ def test_a_sum_of_vectors_with_other_prompts_has_those_of_the_base(tiny_encoder)
     assert (merged.prompts, merged.default_prompt_name) == (tiny_encoder.prompts, None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_directions_that_were_removed_in_two_steps_are_kept(tiny_encoder, normalised, dtype):
+    if normalised:
+        tiny_encoder.append(Normalize())
+    base = tiny_encoder.to(dtype)
+    direction_kh = torch.linalg.qr(torch.randn(32, 5, dtype=torch.float64))[0].T
+    once, other = (without_directions(base, direction_kh[part]) for part in (slice(3), slice(1, 5)))
+    twice = without_directions(once, direction_kh[3:])
+    for start, count in ((base, 5), (once, 2)):
+        vector = TaskVector.between(start, twice)
+        assert (len(vector.directions), vector.differences) == (count, {})
+        merged = vector.apply(start)
+        texts = ["the dog", "a cat"]
+        assert merged.encode(texts) == pytest.approx(
+            twice.encode(texts), abs=0.02 if dtype == torch.bfloat16 else 1e-5
+        )
+    with pytest.raises(ModelError, match="differ in the shape or presence"):  # the maps do not commute
+        TaskVector.between(base, without_directions(other, torch.ones(1, 32, dtype=torch.float64) / 32**0.5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_directions_are_found_in_any_precision(tiny_encoder, dtype):
     direction_kh = torch.linalg.qr(torch.randn(32, 2))[0].T
     model = tiny_encoder.to(dtype)
     assert find_projection(model) is None
     project_out(model, direction_kh)
-    _, found_kh = find_projection(model)
+    places, found_kh = find_projection(model)
+    assert places == [len(model) - 1]
     assert torch.linalg.svdvals(found_kh @ direction_kh.double().T).tolist() == pytest.approx([1, 1], abs=1e-3)
 
 

@@ -80,18 +80,18 @@ class TaskVector:
             NonFiniteError: A difference is NaN or infinite.
         """
         old, new = base.state_dict(), tuned.state_dict()
-        modules = module_settings(tuned)
-        if len(modules) > len(module_settings(base)) and (found := find_projection(tuned)) is not None:
-            place, facts["directions"] = found
-            del modules[place]
-            new = {name: one for name, one in new.items() if not name.startswith(f"{place}.")}
+        modules, others = module_settings(tuned), module_settings(base)
+        if (found := find_projection(tuned, len(modules) - len(others))) is not None:
+            places, facts["directions"] = found
+            modules = [one for at, one in enumerate(modules) if at not in places]
+            new = {name: one for name, one in new.items() if not name.startswith(tuple(f"{at}." for at in places))}
         prompts = {name: text for name, text in (getattr(tuned, "prompts", None) or {}).items() if text is not None}
         default = getattr(tuned, "default_prompt_name", None)
         known = getattr(base, "prompts", None), getattr(base, "default_prompt_name", None)
         if any(prompts.values()) and (prompts, default) != known:
             facts |= {"prompts": prompts, "default_prompt_name": default if default in prompts else None}
         _check_weights(old, new)
-        if (others := module_settings(base)) != modules:
+        if others != modules:
             raise ModelError(
                 f"The modules of the two models differ: {others} and {modules}. Merge models with the same pooling."
             )
