@@ -35,6 +35,11 @@ def test_states_are_translated_by_layers_of_an_encoder_without_sdpa(make_loss, b
     assert loss.model[0].auto_model.get_input_embeddings().weight.grad.abs().sum() > 0
 
 
+def test_the_encoder_of_an_encoder_decoder_has_no_layers_to_copy(make_loss, encoder_of):
+    with pytest.raises(ModelError, match=r"T5EncoderModel has no decoder\..* or a recipe without RTL"):
+        make_loss("rtl", model=encoder_of("t5"))
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "resets"),
     [("bert", {}, True), ("modernbert", {}, True), ("deberta-v2", {"position_biased_input": False}, False)],

@@ -32,11 +32,12 @@ def reads_positions(encoder: PreTrainedModel) -> bool:
     if "position_ids" not in inspect.signature(encoder.forward).parameters:
         return False
     id_1l = torch.arange(4, device=encoder.device)[None]
+    inputs = {"input_ids": id_1l, "attention_mask": torch.ones_like(id_1l)}
     training = encoder.training
     encoder.eval()
     with torch.no_grad():
         continuous, restarted = (
-            encoder(input_ids=id_1l, position_ids=position_1l + first_position(encoder)).last_hidden_state
+            encoder(**inputs, position_ids=position_1l + first_position(encoder)).last_hidden_state
             for position_1l in (id_1l, id_1l % 2)
         )
     encoder.train(training)
