@@ -143,7 +143,7 @@ def test_threshold_and_top(encoder, texts, tmp_path):
 
 def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monkeypatch):
     def suggest(pairs, *ways, **how):
-        return Threshold(float(pairs.score_c[5]), 0.8, 0.7, 0.75, 5, 4.0), pairs.score_c
+        return Threshold(float(pairs.score_c[4]), 0.8, 0.7, 0.75, 5, 4.0), pairs.score_c
 
     monkeypatch.setattr(workflow, "suggest_threshold", suggest)
     main(["mine", *texts, "-o", str(tmp_path / "all.tsv"), *SETTINGS])
@@ -161,6 +161,29 @@ def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monk
     monkeypatch.setattr(workflow, "suggest_threshold", lambda pairs, *ways, **how: (None, pairs.score_c))
     assert main(["mine", *texts, "-o", str(tmp_path / "none.tsv"), *SETTINGS, "--threshold", "auto"]) == 2
     assert "No threshold can be suggested" in capsys.readouterr().err
+
+
+def test_the_suggestion_does_not_count_copies_that_are_dropped(tiny_encoder, tmp_path, monkeypatch):
+    """Texts of 400 sentences: 100 translations, some of them found by chance only, and 150 copies."""
+    draw = np.random.default_rng(0).normal
+    vectors = {f"copy {i}": draw(size=24) for i in range(150)}
+    for i in range(250):
+        vectors[f"quelle {i}"] = draw(size=24)
+        vectors[f"target {i}"] = vectors[f"quelle {i}"] + 0.6 * draw(size=24) if i < 100 else draw(size=24)
+    counting(
+        tiny_encoder, lambda texts, **kwargs: np.array([vectors[text] for text in texts], np.float32), monkeypatch
+    )
+    for language, other in (("de", "target"), ("en", "quelle")):
+        lines = [text for text in vectors if not text.startswith(other)]
+        (tmp_path / f"news.{language}").write_text("\n".join(lines) + "\n")
+    options = MiningOptions(*(str(tmp_path / f"news.{one}") for one in ("de", "en")), str(tmp_path / "mined.tsv"))
+    result = workflow.mine_files(replace(options, threshold="auto"), SearchOptions(batch_size=64))
+    rows = rows_of(tmp_path / "mined.tsv")
+    correct = [row["source"].split()[1] == row["target"].split()[1] for row in rows]
+    assert result.facts["copies_dropped"] == 150
+    assert result.suggestion.kept == len(rows)
+    assert result.suggestion.precision == pytest.approx(np.mean(correct), abs=0.06)
+    assert result.suggestion.recall == pytest.approx(sum(correct) / 100, abs=0.15)
 
 
 @pytest.mark.parametrize(

@@ -458,6 +458,7 @@ def test_evaluator(tiny_encoder, tmp_path):
     evaluator = RetrievalEvaluator(sets, name="dev")
     for step in (10, 20):
         metrics = evaluator(tiny_encoder, str(tmp_path / "eval"), epoch=0, steps=step)
+    assert tuple(metrics) == evaluator.metrics
     source, target = tiny_encoder.encode(["the dog", "the cat"], normalize_embeddings=True)
     cosine = float(source @ target)
     alike = (4 * cosine + 4) / 8  # of the second set: of eight pairs of rows that are no translations, four are equal

@@ -145,13 +145,71 @@ def test_directions_of_a_tuned_model_are_kept(tiny_encoder, tmp_path, normalised
         TaskVector.between(tuned, tiny_encoder)
 
 
+def with_prompts(model, default, **prompts):
+    model = copy.deepcopy(model)
+    model.prompts, model.default_prompt_name = prompts, default
+    return model
+
+
+@pytest.mark.parametrize(
+    ("base", "tuned", "wanted"),
+    [
+        ((None, {"query": ""}), ("query", {"query": "q: "}), "tuned"),
+        ((None, {"query": "q: "}), ("query", {"query": "q: "}), "tuned"),
+        (("query", {"query": "q: "}), (None, {"query": "q: "}), "tuned"),
+        (("query", {"query": "q: "}), ("query", {"query": "q: "}), "tuned"),
+        (("query", {"query": "q: "}), (None, {"query": "", "document": ""}), "base"),
+        ((None, {}), ("query", {"query": None, "document": "d: "}), (None, {"document": "d: "})),
+    ],
+)
+def test_prompts_are_those_of_the_tuned_model_if_it_has_any(tiny_encoder, tmp_path, base, tuned, wanted):
+    wanted = {"base": base, "tuned": tuned}[wanted] if isinstance(wanted, str) else wanted
+    models = [with_prompts(tiny_encoder, default, **prompts) for default, prompts in (base, tuned)]
+    vector = TaskVector.between(*models)
+    for one in (vector, vector + vector, TaskVector.load(vector.save(tmp_path / "v.safetensors"))):
+        merged = one.apply(models[0])
+        assert (merged.default_prompt_name, merged.prompts) == wanted
+
+
+def test_a_sum_of_vectors_with_other_prompts_has_those_of_the_base(tiny_encoder):
+    one, other = (
+        TaskVector.between(tiny_encoder, with_prompts(tiny_encoder, "query", query=text)) for text in ("a: ", "b: ")
+    )
+    both = one + other
+    assert (both.prompts, both.default_prompt_name) == (None, None)
+    merged = both.apply(tiny_encoder)
+    assert (merged.prompts, merged.default_prompt_name) == (tiny_encoder.prompts, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_directions_that_were_removed_in_two_steps_are_kept(tiny_encoder, normalised, dtype):
+    if normalised:
+        tiny_encoder.append(Normalize())
+    base = tiny_encoder.to(dtype)
+    direction_kh = torch.linalg.qr(torch.randn(32, 5, dtype=torch.float64))[0].T
+    once, other = (without_directions(base, direction_kh[part]) for part in (slice(3), slice(1, 5)))
+    twice = without_directions(once, direction_kh[3:])
+    for start, count in ((base, 5), (once, 2)):
+        vector = TaskVector.between(start, twice)
+        assert (len(vector.directions), vector.differences) == (count, {})
+        merged = vector.apply(start)
+        texts = ["the dog", "a cat"]
+        assert merged.encode(texts) == pytest.approx(
+            twice.encode(texts), abs=0.02 if dtype == torch.bfloat16 else 1e-5
+        )
+    with pytest.raises(ModelError, match="differ in the shape or presence"):  # the maps do not commute
+        TaskVector.between(base, without_directions(other, torch.ones(1, 32, dtype=torch.float64) / 32**0.5))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_directions_are_found_in_any_precision(tiny_encoder, dtype):
     direction_kh = torch.linalg.qr(torch.randn(32, 2))[0].T
     model = tiny_encoder.to(dtype)
     assert find_projection(model) is None
     project_out(model, direction_kh)
-    _, found_kh = find_projection(model)
+    places, found_kh = find_projection(model)
+    assert places == [len(model) - 1]
     assert torch.linalg.svdvals(found_kh @ direction_kh.double().T).tolist() == pytest.approx([1, 1], abs=1e-3)
 
 
@@ -323,6 +381,7 @@ DAMAGE = {
     "base as a number": (setter("base", 3), "'base' of its metadata must be text"),
     "recipe as a list": (setter("recipe", []), "'recipe' of its metadata must be keys and values"),
     "a missing key": (lambda t, c: c.pop("shapes"), "missing or unknown: 'shapes'"),
+    "an unknown default prompt": (setter("default_prompt_name", "query"), "which its 'prompts' do not have"),
     "an unknown key": (setter("code", "x"), "missing or unknown: 'code'"),
     "a later format": (setter("version", 2), "its format is 2, but this version of metaphrase reads up to 1"),
     "no object": (lambda t, c: "[]", "are not keys and values"),

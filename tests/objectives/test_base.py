@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModel
 
 from metaphrase.encoders.loading import load_encoder, pooling_of
 from metaphrase.exceptions import ModelError
+from metaphrase.objectives.translation_language_modeling import notice
 from tests.conftest import shape
 
 
@@ -32,6 +33,26 @@ def test_states_are_translated_by_layers_of_an_encoder_without_sdpa(make_loss, b
     loss = make_loss("rtl", model=encoder_of(kind, pad_token_id=1))
     loss(batch_of(loss, bitext[:3]))["rtl"].backward()
     assert loss.model[0].auto_model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_the_encoder_of_an_encoder_decoder_has_no_layers_to_copy(make_loss, encoder_of):
+    with pytest.raises(ModelError, match=r"T5EncoderModel has no decoder\..* or a recipe without RTL"):
+        make_loss("rtl", model=encoder_of("t5"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "resets"),
+    [("bert", {}, True), ("modernbert", {}, True), ("deberta-v2", {"position_biased_input": False}, False)],
+)
+def test_positions_that_an_encoder_cannot_reset_are_reported_once(
+    make_loss, encoder_of, caplog, kind, changes, resets
+):
+    notice.cache_clear()
+    model = encoder_of(kind, **changes)
+    for positions in ("continuous", "reset", "reset"):
+        longest = make_loss("tlm", model=model, positions=positions, transform="none").objectives["tlm"]
+    assert longest.longest_sequence(None) == (24 if resets else 48)
+    assert caplog.text.count("`positions: reset` of 'tlm' has no effect") == (not resets)
 
 
 def test_two_embedding_passes_need_an_embedding_layer_that_takes_states(make_loss, encoder_of):

@@ -307,6 +307,14 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
     [
         ({"merge": 0.5, "debias": 500}, "--debias removes up to 31 directions"),
         ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data for a guard"),
+        (
+            {"metric_for_best_model": "eval_dev_mean_acuracy"},
+            r"is not measured \(did you mean 'eval_dev_mean_accuracy'\?\); choose one of .*, eval_dev_fi_accuracy, ",
+        ),
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1},
+            "--metric_for_best_model loss is not measured; choose one of eval_dev_mean_accuracy, ",
+        ),
     ],
 )
 def test_a_release_that_cannot_be_made_is_refused_before_training(execute, settings, tmp_path, wrong, message):

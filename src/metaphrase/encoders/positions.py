@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+
+import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
@@ -22,6 +25,23 @@ def max_positions(encoder: PreTrainedModel) -> int | None:
     """Tokens of the longest sequence; None if the encoder has no limit."""
     held = getattr(encoder.config, "max_position_embeddings", None)
     return None if held is None or held < 0 else held - first_position(encoder)
+
+
+def reads_positions(encoder: PreTrainedModel) -> bool:
+    """Whether the states of an encoder depend on its position ids; not if it only has relative positions by distance."""
+    if "position_ids" not in inspect.signature(encoder.forward).parameters:
+        return False
+    id_1l = torch.arange(4, device=encoder.device)[None]
+    inputs = {"input_ids": id_1l, "attention_mask": torch.ones_like(id_1l)}
+    training = encoder.training
+    encoder.eval()
+    with torch.no_grad():
+        continuous, restarted = (
+            encoder(**inputs, position_ids=position_1l + first_position(encoder)).last_hidden_state
+            for position_1l in (id_1l, id_1l % 2)
+        )
+    encoder.train(training)
+    return not torch.equal(continuous, restarted)
 
 
 def check_length(encoder: PreTrainedModel, max_length: int) -> None:

@@ -323,6 +323,12 @@ class RetrievalEvaluator(EmbeddingEvaluator):
         super().__init__(sets, **options)
         self.language_embedding = language_embedding
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics. ``unrelated_cosine`` is not measured if there are no unrelated sentences."""
+        names = *(f"{one}_accuracy" for one in ("mean", *DIRECTIONS, *self.sets)), "unrelated_cosine"
+        return tuple("_".join(filter(None, (self.name, name))) for name in names)
+
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:

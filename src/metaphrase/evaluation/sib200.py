@@ -137,10 +137,16 @@ def load_topic_folder(path: str | Path, languages: Sequence[str] | None = None) 
         raise MissingFileError(
             f"{folder} has no files {missing[0]}.train.tsv.gz. It has: {', '.join(files) or 'no files of SIB-200'}."
         )
-    sets = {language: _read(language, files[language]) for language in wanted}
+    return load_topics({language: files[language] for language in wanted})
+
+
+def load_topics(files: Mapping[str, Mapping[str, Path]]) -> dict[str, TopicSet]:
+    """Read the files of English and of other languages by split; see `load_topic_folder`."""
+    sets = {language: _read(language, splits) for language, splits in files.items()}
     english = sets[ENGLISH]
     for language, one in sets.items():
         if (one.split, one.ids, one.topics) != (english.split, english.ids, english.topics):
+            folder = next(iter(files[language].values())).parent
             raise DataMismatchError(
                 f"{folder} must have the same sentences in every language, but the ids, topics or splits of {language} "
                 f"({len(one.ids)} sentences) are not those of {ENGLISH} ({len(english.ids)})."

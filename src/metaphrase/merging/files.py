@@ -37,7 +37,10 @@ _FACTS: dict[str, Any] = {
     "license": str | None,
     "card": str | None,
     "prompts": Mapping[str, str] | None,
+    "default_prompt_name": str | None,
 }
+#: Facts that files without them do not store.
+_OPTIONAL = {"default_prompt_name"}
 _FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
 
 
@@ -60,7 +63,7 @@ def write_vector(
                 )
             tensors[f"{name}/{part}"] = tensor
     content = {
-        **facts,
+        **{name: value for name, value in facts.items() if name not in _OPTIONAL or value is not None},
         "version": VERSION,
         "bits": bits,
         "shapes": {name: list(one.shape) for name, one in differences.items()},
@@ -85,7 +88,7 @@ def read_vector(path: str | Path) -> tuple[dict[str, Tensor], Tensor | None, dic
         directions = tensors.get(DIRECTIONS)
         if directions is not None and (directions.dim() != 2 or not directions.isfinite().all()):
             raise ValueError("its directions are not finite rows")
-        return _differences(content, tensors), directions, {name: content[name] for name in _FACTS}
+        return _differences(content, tensors), directions, {name: content.get(name) for name in _FACTS}
     except Exception as error:  # the errors of safetensors have no common class
         if isinstance(error, MemoryError):
             raise
@@ -104,10 +107,13 @@ def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"its format is {version}, but this version of metaphrase reads up to {VERSION}")
     known = _FACTS | _FORMAT
-    if other := sorted(content.keys() ^ known.keys()):
+    if other := sorted((content.keys() ^ known.keys()) - (_OPTIONAL - content.keys())):
         raise ValueError(f"keys of its metadata are missing or unknown: {', '.join(map(repr, other[:3]))}")
-    for name, kind in known.items():
-        check_value(content[name], kind, f"{name!r} of its metadata")
+    for name, value in content.items():
+        check_value(value, known[name], f"{name!r} of its metadata")
+    default = content.get("default_prompt_name")
+    if default is not None and default not in (content["prompts"] or {}):
+        raise ValueError(f"'default_prompt_name' of its metadata is {default!r}, which its 'prompts' do not have")
     return content
 
 

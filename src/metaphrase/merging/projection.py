@@ -28,15 +28,27 @@ def project_out(model: SentenceTransformer, direction_kh: Tensor) -> None:
     model.insert(len(model) - isinstance(model[-1], Normalize), dense.to(model.device))
 
 
-def find_projection(model: nn.Module) -> tuple[int, Tensor] | None:
-    """The number of the module that projects directions out, and the directions, shape ``(directions, hidden)``; or None.
+def find_projection(model: nn.Module, most: int = 1) -> tuple[list[int], Tensor] | None:
+    """The numbers of up to ``most`` modules that project directions out, and the directions, shape ``(directions, hidden)``.
 
-    It is recognised by its form, also in a model that was saved and loaded: a bias-free ``Dense`` module with identity
-    activation whose matrix is symmetric and equal to its square.
+    They are the last modules before a final `Normalize`, and are recognised by their form, also in a model that was saved
+    and loaded: a bias-free ``Dense`` module with identity activation whose matrix is symmetric and equal to its square.
+    Directions of several modules, as of a model that was debiased twice, are orthogonal to each other. None if there is none.
     """
     modules = list(model.children()) if isinstance(model, SentenceTransformer) else []
-    at = len(modules) - 1 - bool(modules and isinstance(modules[-1], Normalize))
-    dense: nn.Module | None = modules[at] if at > 0 else None
+    places: list[int] = []
+    direction_kh = torch.empty(0, 0)
+    for at in range(len(modules) - 1 - bool(modules and isinstance(modules[-1], Normalize)), 0, -1):
+        found_kh = _directions(modules[at]) if len(places) < most else None
+        if found_kh is None or (places and not _are_orthogonal(found_kh, direction_kh)):
+            break
+        direction_kh = torch.cat([found_kh, direction_kh]) if places else found_kh
+        places.insert(0, at)
+    return (places, direction_kh) if places else None
+
+
+def _directions(dense: nn.Module) -> Tensor | None:
+    """The directions that a module projects out; None if it is no projection."""
     if not isinstance(dense, Dense) or dense.linear.bias is not None:
         return None
     weight_hh = dense.linear.weight.detach().double().cpu()
@@ -47,4 +59,8 @@ def find_projection(model: nn.Module) -> tuple[int, Tensor] | None:
         return None
     value_h, vector_hh = torch.linalg.eigh((weight_hh + weight_hh.T) / 2)
     direction_kh = vector_hh[:, value_h < 0.5].T
-    return (at, direction_kh) if len(direction_kh) else None
+    return direction_kh if len(direction_kh) else None
+
+
+def _are_orthogonal(one_kh: Tensor, other_kh: Tensor) -> bool:
+    return one_kh.shape[1] == other_kh.shape[1] and float((one_kh @ other_kh.T).abs().max()) <= _TOLERANCE

@@ -41,9 +41,11 @@ class TaskVector:
         recipe: The recipe of the tuned model, as data.
         license: Licence of the vector, as the Hub spells it.
         card: Text of a model card.
-        prompts: The prompts that the tuned model stores, by name; None if it has those of the base, or none.
+        prompts: The prompts that the tuned model stores, by name; None if these and the default one are those of the base,
+            or if it has none.
         directions: Orthonormal directions that the tuned model projects out of its embeddings, shape
             ``(directions, hidden)``, as after `metaphrase debias`; they are removed with any alpha.
+        default_prompt_name: The prompt of `prompts` that the tuned model uses by default, if any.
 
     >>> base, one, other = (nn.Linear(2, 1) for _ in range(3))
     >>> both = TaskVector.between(base, one) + TaskVector.between(base, other)
@@ -61,6 +63,7 @@ class TaskVector:
     card: str | None = None
     prompts: Mapping[str, str] | None = None
     directions: Tensor | None = None
+    default_prompt_name: str | None = None
 
     @classmethod
     def between(cls, base: nn.Module, tuned: nn.Module, **facts: Any) -> TaskVector:
@@ -77,16 +80,18 @@ class TaskVector:
             NonFiniteError: A difference is NaN or infinite.
         """
         old, new = base.state_dict(), tuned.state_dict()
-        modules = module_settings(tuned)
-        if len(modules) > len(module_settings(base)) and (found := find_projection(tuned)) is not None:
-            place, facts["directions"] = found
-            del modules[place]
-            new = {name: one for name, one in new.items() if not name.startswith(f"{place}.")}
+        modules, others = module_settings(tuned), module_settings(base)
+        if (found := find_projection(tuned, len(modules) - len(others))) is not None:
+            places, facts["directions"] = found
+            modules = [one for at, one in enumerate(modules) if at not in places]
+            new = {name: one for name, one in new.items() if not name.startswith(tuple(f"{at}." for at in places))}
         prompts = {name: text for name, text in (getattr(tuned, "prompts", None) or {}).items() if text is not None}
-        if any(prompts.values()) and prompts != getattr(base, "prompts", None):
-            facts["prompts"] = prompts
+        default = getattr(tuned, "default_prompt_name", None)
+        known = getattr(base, "prompts", None), getattr(base, "default_prompt_name", None)
+        if any(prompts.values()) and (prompts, default) != known:
+            facts |= {"prompts": prompts, "default_prompt_name": default if default in prompts else None}
         _check_weights(old, new)
-        if (others := module_settings(base)) != modules:
+        if others != modules:
             raise ModelError(
                 f"The modules of the two models differ: {others} and {modules}. Merge models with the same pooling."
             )
@@ -109,7 +114,7 @@ class TaskVector:
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
         """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
 
-        It has the vector's prompts, or else those of the base.
+        It has the vector's prompts with their default one, or else those of the base.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -145,7 +150,7 @@ class TaskVector:
         if self.directions is not None:
             project_out(merged, self.directions)
         if self.prompts is not None:
-            merged.prompts, merged.default_prompt_name = dict(self.prompts), None
+            merged.prompts, merged.default_prompt_name = dict(self.prompts), self.default_prompt_name
         return merged
 
     def __add__(self, other: TaskVector) -> TaskVector:
@@ -172,6 +177,8 @@ class TaskVector:
             total[name] = total[name] + difference.to(total[name].device) if name in total else difference
         others = other._facts()
         facts = {name: value for name, value in self._facts().items() if value == others[name]}
+        if self.prompts != other.prompts:
+            facts.pop("default_prompt_name", None)
         joined = {"license": " AND ", "card": "\n\n"}
         for name, mark in joined.items():
             facts[name] = mark.join(dict.fromkeys(filter(None, (getattr(self, name), getattr(other, name))))) or None

@@ -179,15 +179,14 @@ def mine_files(
 def _score(
     found: Mapping[str, Neighbours], sources: Sequence[str], targets: Sequence[str], options: MiningOptions
 ) -> tuple[Pairs, int, Threshold | None, NDArray[np.floating]]:
-    """The scored pairs, the number of copies that were dropped, and what `suggest_threshold` returns for all of them."""
+    """The scored pairs, the number of copies that were dropped, and what `suggest_threshold` returns for these pairs."""
     how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
     pairs = select_pairs(*found.values(), **how)
-    suggestion, wrong_d = suggest_threshold(pairs, *found.values(), **how)
-    if options.copies:
-        return pairs, 0, suggestion, wrong_d
-    rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
-    differs_c = np.array([normalised(sources[s]) != normalised(targets[t]) for s, t in rows], dtype=bool)
-    return pairs.take(differs_c), int(np.sum(~differs_c)), suggestion, wrong_d
+    candidates = len(pairs.score_c)
+    if not options.copies:
+        rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
+        pairs = pairs.take(np.array([normalised(sources[s]) != normalised(targets[t]) for s, t in rows], dtype=bool))
+    return pairs, candidates - len(pairs.score_c), *suggest_threshold(pairs, *found.values(), **how)
 
 
 def _suggested(suggestion: Threshold | None) -> float:

@@ -88,6 +88,11 @@ class ReconstructionHead(nn.Module):
             if value is words:
                 continue
             origin = re.sub(r"(layers?\.)(\d+)(\.)", lambda m: f"{m[1]}{int(m[2]) + skipped}{m[3]}", name, count=1)
+            if origin not in theirs:
+                raise ModelError(
+                    f"The head of RTL starts from layers of the encoder, but {type(sources.encoder).__name__} has no "
+                    f"{origin}. Use an encoder of the BERT or XLM-R family, or a recipe without RTL."
+                )
             value.copy_(theirs[origin])
         self.mask_h.copy_(sources.encoder.get_input_embeddings().weight[sources.tokenizer.mask_token_id])
         self.vocabulary.fill(sources)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal
 
+from metaphrase.encoders.positions import reads_positions
 from metaphrase.io.arguments import Share
 from metaphrase.modeling.views import View, concatenated
 from metaphrase.objectives.base import HeadSources, pair_length
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -19,7 +24,7 @@ class TranslationLanguageModeling(MaskedPrediction):
         max_length: Maximum pieces per side.
         mask_rate: Share of the pieces to predict (DAP's baseline: 0.2; PPA, AMBER: 0.15).
         positions: ``"reset"`` restarts the positions of the second sentence at 0 (XLM; DAP's baseline), ``"continuous"``
-            does not (PPA, AMBER).
+            does not (PPA, AMBER). Encoders that read no position ids, such as mDeBERTa, ignore ``"reset"`` with a warning.
         layout: ``"sequences"`` concatenates the encoded sentences (DAP's baseline), ``"pair"`` is the pair format of the
             encoder (PPA, AMBER).
         segments: Assign token type 1 to the second sentence, if the encoder has one (PPA, AMBER).
@@ -64,11 +69,26 @@ class TranslationLanguageModeling(MaskedPrediction):
         monolingual = concatenated(self.max_length, self.mask_rate, **form, monolingual=True)
         self.monolingual_view = monolingual if self.monolingual else None
 
+    def attach(self, sources: HeadSources) -> None:
+        """Find out whether the encoder can reset positions."""
+        super().attach(sources)
+        self.resets = self.positions == "reset" and reads_positions(sources.encoder)
+        if self.positions == "reset" and not self.resets:
+            notice(type(sources.encoder).__name__)
+
     def views(self) -> tuple[View, ...]:
         """Return the masked pairs, and the masked monolingual texts if requested."""
         return (self.view,) if self.monolingual_view is None else (self.view, self.monolingual_view)
 
     def longest_sequence(self, sources: HeadSources) -> int:
-        """Return the positions of one sentence if they are reset, else of both."""
+        """Return the number of positions of one sentence if they are reset, else of both."""
         both = pair_length(sources, self.max_length) if self.layout == "pair" else 2 * self.max_length
-        return self.max_length if self.positions == "reset" else both
+        return self.max_length if self.resets else both
+
+
+@cache
+def notice(encoder: str) -> None:
+    """Log once per process that encoders of a class do not reset positions."""
+    logger.warning(
+        "%s reads no position ids, so `positions: reset` of 'tlm' has no effect: positions are continuous.", encoder
+    )

@@ -284,6 +284,11 @@ def _check(options: MergeOptions) -> None:
         raise UsageError(f"A task vector is a file *{SUFFIX}, but --vector is {options.vector}.")
     if options.output_dir is not None:
         check_destination(options.output_dir)
+        vector = Path(options.vector or "").resolve()
+        if options.vector and Path(options.output_dir).resolve() in (vector, *vector.parents):
+            raise UsageError(
+                f"--vector {options.vector} is in the folder of the encoder, {options.output_dir}. Write it elsewhere."
+            )
     auto = options.alpha == "auto"
     if auto and options.dev is None:
         raise UsageError("--alpha auto needs data that show the gain. Pass a folder of development sets with --dev.")

@@ -160,6 +160,17 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         )
 
 
+def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) -> None:
+    """Refuse a metric for the best model that is not among those of the evaluator."""
+    wanted = args.metric_for_best_model
+    if wanted is not None and wanted.removeprefix("eval_") not in metrics:
+        known = [f"eval_{name}" for name in metrics]
+        raise UsageError(
+            f"--metric_for_best_model {wanted} is not measured{did_you_mean(wanted, known)}; choose one of "
+            f"{', '.join(known)}."
+        )
+
+
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse trackers that are unknown or not installed."""
     known, installed = list(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()

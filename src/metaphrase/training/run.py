@@ -43,7 +43,7 @@ from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE, release, release_languages
 from metaphrase.publishing.report import write_report
-from metaphrase.training.arguments import check_trackers
+from metaphrase.training.arguments import check_best_metric, check_trackers
 from metaphrase.training.baseline import (
     Baseline,
     EvaluationSets,
@@ -356,6 +356,7 @@ class TrainingRun:
         evaluators = None
         if self.dev:
             evaluators = [RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)]
+            check_best_metric(arguments, evaluators[0].metrics)
         if evaluators and arguments.eval_strategy == IntervalStrategy.NO:
             arguments.eval_strategy = IntervalStrategy.STEPS
             arguments.eval_steps = arguments.eval_steps or arguments.save_steps

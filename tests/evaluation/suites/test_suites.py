@@ -2,6 +2,7 @@ import copy
 import csv
 import gzip
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from metaphrase.evaluation.suites.transfer import finetuned_results
 from metaphrase.evaluation.transfer.classification import against_majority
 from metaphrase.evaluation.transfer.data import UPOS
 from metaphrase.evaluation.word_alignment import alignment_scores, load_gold_lines, load_wpt
+from metaphrase.exceptions import CorpusError, DataError
 from tests.evaluation.test_answer_retrieval import write_answers
 from tests.evaluation.test_sib200 import write_topics
 from tests.mining.test_search import mine_loop
@@ -890,6 +892,43 @@ def test_data_that_change_before_their_turn_are_measured_as_they_are(data, subje
     write_pairs(data / "tatoeba" / "de-en.tsv.gz", bitext[2:14])
     assert run_benchmark(part, subject)["scores"]["tatoeba"]["languages"]["de"]["n"] == 12
     assert cache_path(part, subject) != old
+
+
+def test_files_that_are_added_before_their_turn_are_not_measured(data, subject, bitext):
+    parts = {one.name: one for one in find_benchmarks(data, ["retrieval", "sib200", "xsim++"], SETTINGS)[0]}
+    keys = {name: cache_path(part, subject) for name, part in parts.items()}
+    write_pairs(data / "tatoeba" / "fr-en.tsv.gz", bitext[:5])
+    write_topics(data / "sib200", splits=[("train", 30), ("dev", 12), ("test", 9)])
+    for name in ("tatoeba", "tatoeba xsim++"):
+        (result, *_) = run_benchmark(parts[name], subject)["scores"].values()
+        assert list(result["languages"]) == ["de", "sw"]
+    for name in ("sib200", "sib200 xsim++"):
+        for result in run_benchmark(parts[name], subject)["scores"].values():
+            assert {one["n"] for one in result["languages"].values()} <= {12, 42}
+    assert keys == {name: cache_path(part, subject) for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("transfer", ["probe", "finetune"])
+def test_a_treebank_that_is_added_before_its_turn_is_refused(data, subject, bitext, transfer):
+    write_treebanks(data, bitext, lambda word, at: UPOS[at % 5], sides=("source", "target"))
+    settings = Settings(transfer=transfer, finetuning={"use_cpu": True})
+    (part,) = find_benchmarks(data, ["pos"], settings)[0]
+    shutil.copy(data / "ud" / "de_pud-ud-test.conllu.gz", data / "ud" / "de_gsd-ud-test.conllu.gz")
+    with pytest.raises(DataError, match=r"de_gsd-ud-test\.conllu\.gz was added to the data during the evaluation"):
+        run_benchmark(part, replace(subject, settings=settings))
+    assert not cache_path(part, replace(subject, settings=settings)).exists()
+
+
+def test_data_that_change_while_they_are_measured_are_refused(counted, subject):
+    _, part = counted
+
+    def measure(subject):
+        part.files[0].write_text("other")
+        return part.measure(subject)
+
+    with pytest.raises(CorpusError, match="file changed while it was in use"):
+        run_benchmark(replace(part, measure=measure), subject)
+    assert not list(subject.output.rglob("*.json"))
 
 
 def test_fine_tuning_does_not_resume_with_other_data(data, tiny_encoder, tiny_encoder_dir, tmp_path, monkeypatch):

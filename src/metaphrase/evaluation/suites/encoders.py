@@ -39,7 +39,7 @@ from metaphrase.evaluation.sib200 import (
     XLMR_LANGUAGES,
     evaluate_topics,
     language_groups,
-    load_topic_folder,
+    load_topics,
     measured,
     topic_files,
     topic_pairs,
@@ -104,7 +104,7 @@ class ParallelFolder(NamedTuple):
 
     def read(self) -> dict[str, ParallelSet]:
         """The pairs that are measured, at most ``settings.first`` of each language, in the form of the settings."""
-        sets = load_parallel_folder(self.folder, list(self.files) if self.settings.languages else None, self.split)
+        sets = load_parallel_folder(self.folder, list(self.files), self.split)
         if self.settings.strip_quotes:
             sets = strip_quotes(sets)
         return {code: one.rows(range(len(one.sources))[: self.settings.first]) for code, one in sets.items()}
@@ -373,8 +373,8 @@ def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, 
 # SIB-200
 
 
-def _topic_folders(data: Path | None, settings: Settings) -> Iterator[tuple[Path, list[str], tuple[Path, ...]]]:
-    """SIB-200, in a folder of this name: the folder, the languages besides English, and the files."""
+def _topic_folders(data: Path | None, settings: Settings) -> Iterator[dict[str, dict[str, Path]]]:
+    """SIB-200, in a folder of this name: the files of English and of the other languages by split."""
     for folder in folders(data):
         files = topic_files(folder) if folder_name(folder) == "sib200" else {}
         # "fa" is pes_Arab, although prs_Arab has the same standard code.
@@ -383,33 +383,34 @@ def _topic_folders(data: Path | None, settings: Settings) -> Iterator[tuple[Path
         asked = list(files) if settings.languages is None else [named[x] for x in settings.languages if x in named]
         wanted = [language for language in dict.fromkeys(asked) if language != ENGLISH]
         if wanted and ENGLISH in files:
-            yield folder, wanted, tuple(path for one in (ENGLISH, *wanted) for path in files[one].values())
+            yield {language: files[language] for language in (ENGLISH, *wanted)}
 
 
 def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """Retrieval and topics of SIB-200."""
-    for folder, languages, files in _topic_folders(data, settings):
+    for files in _topic_folders(data, settings):
+        used = tuple(path for splits in files.values() for path in splits.values())
         yield Benchmark(
             "sib200",
             "sib200",
             "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
             "on test, or dev without test",
-            files,
-            text_size(files),
-            partial(_measure_sib200, folder, languages, settings.first),
+            used,
+            text_size(used),
+            partial(_measure_sib200, files, settings.first),
             {"intervals": "shared items"},
         )
 
 
-def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> Results:
+def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, subject: Subject) -> Results:
     """Retrieval and topics; a sample is measured, but the classifier is trained on all English sentences."""
-    whole = load_topic_folder(folder, languages)
+    whole = load_topics(files)
     sets = {language: one.first_sentences(first) for language, one in whole.items()}
     trained = subject.settings.trained_languages or ()
     retrieval = evaluate_retrieval(
         subject.model,
         topic_pairs(sets),
-        groups=language_groups(languages, trained),
+        groups=language_groups([language for language in files if language != ENGLISH], trained),
         shared_items=True,
         **subject.options(),
     )
@@ -427,18 +428,19 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     protocol = f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors"
     for name, tests in parallel_folders(data, settings).items():
         yield tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
-    for folder, languages, files in _topic_folders(data, settings):
-        work = text_size(files) / 8  # one split of two or three
-        measure = partial(_measure_xsimpp, "sib200", partial(_sib200_pairs, folder, languages, settings.first))
-        yield Benchmark("sib200 xsim++", "xsim++", protocol, files, work, measure)
+    for files in _topic_folders(data, settings):
+        used = tuple(path for splits in files.values() for path in splits.values())
+        work = text_size(used) / 8  # one split of two or three
+        measure = partial(_measure_xsimpp, "sib200", partial(_sib200_pairs, files, settings.first))
+        yield Benchmark("sib200 xsim++", "xsim++", protocol, used, work, measure)
 
 
 def _measure_xsimpp(name: str, read: Callable[[], Mapping[str, ParallelSet]], subject: Subject) -> Results:
     return {f"{name} xsim++": evaluate_xsimpp(subject.model, read(), **subject.options(STS_RESAMPLES))}
 
 
-def _sib200_pairs(folder: Path, languages: Sequence[str], first: int | None) -> dict[str, ParallelSet]:
-    sets = load_topic_folder(folder, languages)
+def _sib200_pairs(files: Mapping[str, Mapping[str, Path]], first: int | None) -> dict[str, ParallelSet]:
+    sets = load_topics(files)
     split = measured(sets[ENGLISH])
     return topic_pairs({code: one.split_only(split).first_sentences(first) for code, one in sets.items()})
 

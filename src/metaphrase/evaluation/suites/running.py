@@ -26,7 +26,7 @@ from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.io.configuration import option
-from metaphrase.io.digests import files_sha256
+from metaphrase.io.digests import PinnedFile, files_sha256, unchanged
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claim_folder
@@ -466,16 +466,27 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
 
 
 def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
-    """Measure a benchmark, or read its cached result."""
-    path = cache_path(benchmark, subject)
-    if (kept := read_part(path)) is not None:
-        return kept
+    """Measure a benchmark, or read its cached result.
+
+    Raises:
+        CorpusError: A file of the benchmark changed while it was measured.
+    """
+    with unchanged([PinnedFile.of(file) for file in benchmark.files]):
+        path = cache_path(benchmark, subject)
+        if (kept := read_part(path)) is not None:
+            return kept
+        content = _measured(benchmark, subject)
+    return write_part(path, content)
+
+
+def _measured(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
+    """Measure a benchmark."""
     start = time.perf_counter()
     protocol = describe_protocol(benchmark, subject)
     scores = {
         name: replace(result, protocol=protocol).to_dict() for name, result in benchmark.measure(subject).items()
     }
-    content = {
+    return {
         "part": benchmark.name,
         "suite": benchmark.suite,
         "protocol": protocol,
@@ -488,7 +499,6 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
         "hardware": hardware(),
         "versions": versions(),
     }
-    return write_part(path, content)
 
 
 def measure_all(

@@ -6,7 +6,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from metaphrase.evaluation.transfer.frozen import Probe, probe_pairs, probe_tags
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
+from metaphrase.exceptions import DataError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import versions
 from metaphrase.io.locks import exclusive
@@ -62,6 +64,11 @@ class FineTunedTask:
     splits: Mapping[str, str] = field(default_factory=lambda: {"halves": "dev"})
     protocol: str = "trained on half of the English items, measured on the other half in all languages"
     statistic: str = "items"
+
+    def files(self, folder: Path, languages: Collection[str]) -> tuple[Path, ...]:
+        """The files of its data in some languages, and in English."""
+        found = [one for split in self.splits.values() for one in files_of(folder, self.form, split)]
+        return tuple(sorted(path for language, path in found if language in {*languages, ENGLISH}))
 
     def sources(self, folder: Path) -> dict[str, str]:
         """Options that name its data."""
@@ -102,15 +109,35 @@ PROBED_BY = {
 }
 
 
+@contextmanager
+def _no_further_files(
+    task: FineTunedTask, folder: Path, languages: Collection[str], files: Sequence[Path]
+) -> Iterator[None]:
+    """Check before and after a block, which reads the folder, that it has no files that were added after the search."""
+
+    def check() -> None:
+        if added := sorted({*task.files(folder, languages)}.difference(files)):
+            raise DataError(
+                f"{added[0]} was added to the data during the evaluation, which began without it. Evaluate again when the "
+                "data are complete."
+            )
+
+    check()
+    yield
+    check()
+
+
 def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The data sets of a suite, in folders that have their names."""
     for name, task in FINETUNED.items():
         folder = next((folder for folder in folders(data) if folder_name(folder) == name), None)
         if task.suite != suite or folder is None:
             continue
-        splits = [files_of(folder, task.form, split) for split in task.splits.values()]
-        wanted = wanted_languages(sorted({language for language, _ in splits[-1]}), settings)
-        used = tuple(sorted(path for one in splits for language, path in one if language in {*wanted, ENGLISH}))
+        *_, measured = task.splits.values()
+        wanted = wanted_languages(
+            sorted({language for language, _ in files_of(folder, task.form, measured)}), settings
+        )
+        used = task.files(folder, wanted)
         if wanted and task.probe and suite in PROBED_BY[settings.transfer]:
             yield Benchmark(
                 f"{name} probe",
@@ -118,7 +145,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 f"{task.probe.description}, frozen; {task.protocol}; {_limits({'limit_test': task.probe.limit_test})}",
                 used,
                 task.probe.work * text_size(used),
-                partial(_measure_probe, name, task.probe, folder, wanted),
+                partial(_measure_probe, name, task.probe, folder, wanted, used),
             )
         elif wanted:
             scale = SMALL_SCALE[name] | dict(settings.finetuning)
@@ -144,11 +171,12 @@ def _limits(scale: Mapping[str, Any]) -> str:
 
 
 def _measure_probe(
-    name: str, probe: Probe, folder: Path, languages: Sequence[str], subject: Subject
+    name: str, probe: Probe, folder: Path, languages: Sequence[str], files: Sequence[Path], subject: Subject
 ) -> dict[str, Result]:
     start = time.perf_counter()
     task = FINETUNED[name]
-    found = run_probe(probe, task.form, task.sources(folder), languages, subject.model, subject.encoding())
+    with _no_further_files(task, folder, languages, files):
+        found = run_probe(probe, task.form, task.sources(folder), languages, subject.model, subject.encoding())
     found |= {"seconds": round(time.perf_counter() - start, 1), "versions": versions(), "model": subject.name}
     results = {}
     for title, result in finetuned_results(name, found).items():
@@ -176,7 +204,7 @@ def _measure(
     output = subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
     options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
-    with exclusive(output):
+    with exclusive(output), _no_further_files(FINETUNED[name], folder, languages, files):
         found = FINETUNED[name].run(options, arguments)
         shutil.rmtree(output)
     return {title: replace(result, model=subject.name) for title, result in finetuned_results(name, found).items()}
