@@ -298,7 +298,9 @@ class Evidence:
         path = self.vector_path(cell)
         work = self.work / "training" / path.stem
         if work.exists():
-            shutil.rmtree(work)  # of an interrupted run; training is short, and its passes are counted from the first step
+            shutil.rmtree(
+                work
+            )  # of an interrupted run; training is short, and its passes are counted from the first step
         model = self.load()
         with counted_passes(model) as passes:
             config = self.run_config(cell, work)
