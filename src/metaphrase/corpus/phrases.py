@@ -64,20 +64,20 @@ class PhraseTable:
         for source, target, links in pairs:
             forms = [word.lower() for word in source], [word.lower() for word in target]
             counts[source.language, target.language].update(
-                _key(" ".join(forms[0][slice(*one)]), " ".join(forms[1][slice(*other)]))
-                for one, other in phrase_pairs(links, len(source), len(target), max_length=max_length)
+                _key(" ".join(forms[0][slice(*span)]), " ".join(forms[1][slice(*translation)]))
+                for span, translation in phrase_pairs(links, len(source), len(target), max_length=max_length)
             )
         best: dict[str, tuple[int, float, float]] = {}
         for languages in list(counts):
             of_languages = counts.pop(languages)
             sources, targets = Counter[str](), Counter[str]()
             for key, count in of_languages.items():
-                source, target = key.split("\t")
-                sources[source] += count
-                targets[target] += count
+                one, other = key.split("\t")
+                sources[one] += count
+                targets[other] += count
             for key, count in of_languages.items():
-                source, target = key.split("\t")
-                facts = count, count / sources[source], count / targets[target]
+                one, other = key.split("\t")
+                facts = count, count / sources[one], count / targets[other]
                 if key not in best or _product(best[key]) < _product(facts):
                     best[key] = facts
         table = cls()
@@ -93,7 +93,9 @@ class PhraseTable:
         return len(self._facts)
 
     def __iter__(self) -> Iterator[Phrase]:
-        return (Phrase(*key.split("\t"), *facts) for key, facts in self._facts.items())
+        for key, facts in self._facts.items():
+            source, target = key.split("\t")
+            yield Phrase(source, target, *facts)
 
     def score(self, source_words: Sequence[str], target_words: Sequence[str]) -> float:
         """Return ``p(target | source) * p(source | target)`` of two phrases, 0 if they are not in the table."""

@@ -97,10 +97,11 @@ def mine_files(
     start = time.perf_counter()
     with work_folder_of(options.output) as work:
         model, texts, described = _prepare_texts(options, search, work)
+        sources, targets = texts.values()
         note("\n".join(f"{side}: {_describe(text.facts)}" for side, text in texts.items()))
         if engine.storage is None:
             size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
-            check_disk(estimate_needs(*map(len, texts.values()), model, search, size), work, note)
+            check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
         made = make_shards(
             model,
             texts.items(),
@@ -122,7 +123,7 @@ def mine_files(
         kept = scored.pairs if threshold is None else scored.pairs.take(scored.pairs.score_c >= threshold)
         kept = kept.take(slice(options.top))
         output, summary, sample, picture = options.outputs
-        write_scored_pairs(kept, *texts.values(), options.languages, output, work)
+        write_scored_pairs(kept, sources, targets, options.languages, output, work)
         facts = {
             "output": output.name,
             **_describe_pairs(scored, kept, threshold),
@@ -133,7 +134,7 @@ def mine_files(
         }
         written = [output, write_json(summary, facts)]
         around = scored.suggested if threshold is None else threshold
-        written.append(write_sample(scored.pairs, *texts.values(), around, sample))
+        written.append(write_sample(scored.pairs, sources, targets, around, sample))
         written += draw_histogram(scored.pairs, scored.wrong_d, threshold, scored.suggested, picture)
         if not options.keep_work:
             clear_work_folder(work)
