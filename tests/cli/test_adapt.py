@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -15,6 +16,7 @@ import metaphrase.training.planning as planning
 import metaphrase.training.run as run_module
 from metaphrase.checkpoints.folders import checkpoint_folders, verify
 from metaphrase.cli import main
+from metaphrase.corpus.report import CorpusReport
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.training.results import RunResult
@@ -307,6 +309,19 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
     assert json.loads((output / "run.json").read_text())["steps"] == run["steps"]
     same = (output / "model.safetensors").read_bytes() == released
     fault("A3", "SIGTERM to `adapt`, then the same command again", tried=1, survived=same)
+
+
+def test_commands_to_continue_with_can_be_pasted(monkeypatch, capsys):
+    result = SimpleNamespace(run=None, verdict=[], seconds=60, to_dict=dict)
+    done = SimpleNamespace(
+        output=Path("my runs"), read=CorpusReport(), run=None, check=lambda: [], execute=lambda: result
+    )
+    monkeypatch.setattr(command_module, "Adaptation", lambda *args, **options: done)
+    monkeypatch.setattr(command_module, "comparison_tables", lambda run: [])
+    assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--output_dir", "my runs"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "metaphrase report 'my runs'." in printed
+    assert "metaphrase push 'my runs' --repo me/my-encoder" in printed
 
 
 def test_bad_options_are_refused(tmp_path, capsys):

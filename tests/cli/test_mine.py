@@ -400,6 +400,14 @@ def test_sample_of_few_and_of_no_pairs(tmp_path):
     assert len(write_sample(empty, texts, texts, None, tmp_path / "e.txt").read_text().splitlines()) == 1
 
 
+def test_the_legend_of_the_histogram_is_not_placed_by_a_search(tmp_path, monkeypatch):
+    """It takes long for many pairs, of which matplotlib warns."""
+    search = "matplotlib.legend.Legend._find_best_position"
+    monkeypatch.setattr(search, lambda *args: pytest.fail("the place is searched"))
+    pairs = Pairs(np.array([1.5, 1.2, 1.0]), np.arange(3), np.arange(3))
+    assert draw_histogram(pairs, np.array([1.0]), 1.1, None, tmp_path / "x.png") == [tmp_path / "x.png"]
+
+
 def test_without_pairs_no_earlier_histogram_remains(tmp_path):
     pairs = Pairs(np.array([1.2, 1.1]), np.array([0, 1]), np.array([1, 0]))
     picture = tmp_path / "mined.tsv.png"

@@ -3,6 +3,7 @@ import random
 from collections import Counter
 
 import pytest
+from datasets import Dataset
 
 from metaphrase.corpus import Cleaning, load_corpus
 from tests.corpus.samples import dropped, many, moses, pairs_of, tsv, write
@@ -167,3 +168,30 @@ def test_limit_is_per_language(tmp_path):
     rows = [(*pair, "sw") for pair in many(5)]
     mixed = tsv(tmp_path / "mixed.tsv", rows, "source\ttarget\tsource_lang")
     assert dropped(load_corpus(mixed, limit=2)) == {"beyond the limit": 3}
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "csv", "jsonl", "parquet", "memory"])
+def test_limit_of_a_language_does_not_end_a_file_with_other_languages(tmp_path, suffix):
+    rows = [
+        {"source": f"{language} neno {i}", "target": f"{language} word {i}", "source_lang": language}
+        for language in ("sw", "te", "sw", "ha")
+        for i in range(4)
+    ]
+    data, corpus = Dataset.from_list(rows), tmp_path / f"mixed.{suffix}"
+    if suffix == "memory":
+        corpus = data
+    elif suffix == "parquet":
+        data.to_parquet(corpus)
+    elif suffix == "jsonl":
+        data.to_json(corpus)
+    else:
+        data.to_csv(corpus, sep="\t" if suffix == "tsv" else ",", index=False)
+    kept = load_corpus(corpus, source_lang="sw", limit=2).report.languages
+    assert kept == {"sw": 2, "te": 2, "ha": 2}
+    assert load_corpus(corpus, languages=["sw"], limit=2).report.read == 2
+    assert load_corpus(corpus, languages=["te", "sw"], limit=2).report.languages == {"sw": 2, "te": 2}
+
+
+def test_a_file_in_one_language_is_read_up_to_the_limit(tmp_path):
+    path = tsv(tmp_path / "pairs.tsv", many(5), "source\ttarget")
+    assert load_corpus(path, source_lang="sw", limit=2).report.read == 2

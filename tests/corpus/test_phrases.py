@@ -1,4 +1,5 @@
 import gzip
+import tracemalloc
 
 import pytest
 
@@ -133,3 +134,12 @@ def test_an_empty_table():
     assert table.score(["a"], ["b"]) == 0
     assert list(table.filter(0)) == []
     assert Phrase("a", "b", 2, 0.5, 1.0).n == 2
+
+
+def test_a_table_needs_little_memory():
+    tracemalloc.start()
+    try:
+        table = PhraseTable(Phrase(f"neno {i}", f"word {i}", 1, 0.5, 0.5) for i in range(10_000))
+        assert tracemalloc.get_traced_memory()[0] < 250 * len(table)
+    finally:
+        tracemalloc.stop()

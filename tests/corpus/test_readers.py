@@ -299,6 +299,14 @@ def test_languages_select_from_a_folder_and_from_columns(tmp_path):
         load_corpus(path, languages=["te", "th"])
 
 
+@pytest.mark.parametrize("languages", [["sw", "fr"], ["fr"]])
+def test_a_default_language_does_not_hide_those_of_the_columns(tmp_path, languages):
+    rows = [{"source": "neno", "target": "word"}, {"source": "mot", "target": "a word", "source_lang": "fr"}]
+    write(tmp_path / "pairs.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    corpus = load_corpus(tmp_path / "pairs.jsonl", source_lang="sw", languages=languages)
+    assert corpus.report.languages == dict.fromkeys(languages, 1)
+
+
 def test_splits_of_a_folder(tmp_path):
     make_folder(tmp_path)
     tsv(tmp_path / "te-en.tsv", many(7))

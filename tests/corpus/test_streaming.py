@@ -174,6 +174,14 @@ def test_limits_and_duplicates_do_not_depend_on_files_and_workers(tmp_path, name
         assert len(read) == (2 if "limit" in chosen else 3)
 
 
+def test_the_limit_of_a_stream_counts_languages_of_columns_in_other_files(tmp_path):
+    rows = [f"neno {i}\tword {i}\t{language}\n" for i in range(3) for language in ("sw", "te")]
+    write(tmp_path / "sw-en.tsv", "source\ttarget\tsource_lang\n" + "".join(rows))
+    write(tmp_path / "te-en.tsv", "padam\ta word\n")
+    stream = load_corpus(tmp_path, limit=2, streaming=True).dataset
+    assert Counter(row["source_lang"] for row in stream) == {"sw": 2, "te": 2}
+
+
 def test_a_stream_has_the_columns_that_only_later_rows_fill(tmp_path):
     columns = {"source": ["paka"] * 300, "target": ["cat"] * 300, "alignment": [None] * 150 + ["0-0"] * 150}
     pq.write_table(pa.table(columns), tmp_path / "sw-en.parquet")

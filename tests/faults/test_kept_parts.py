@@ -61,9 +61,12 @@ def test_a_part_is_read_as_it_was_written(tmp_path, damage, caplog, fault):
     assert str(write_part(path, content)) == str(read_part(path)) == "{'a': 1.5, '2': [nan], 'path': 'x'}"
     assert caplog.text == ""
     damage(path)
+    damaged = path.read_bytes()
     assert read_part(path) is None
     assert f"{path} is damaged (" in caplog.text
-    assert not path.exists()
+    assert path.read_bytes() == damaged  # it may be under version control, and the reader only a report
+    write_part(path, content)
+    assert read_part(path)["a"] == 1.5
     fault("I3", "a damaged part of an evaluation", tried=1, survived=1)
 
 
@@ -96,7 +99,7 @@ def test_a_damaged_part_of_an_evaluation_is_measured_again(
     assert main(command) == 0
     again = json.loads(capsys.readouterr().out)
     assert of_measurement(again["scores"]) == of_measurement(first["scores"])
-    assert caplog.text.count("is damaged") == len(parts)
+    assert all(f"{part} is damaged" in caplog.text for part in parts)
     fault("I3", "a damaged part of an evaluation", tried=len(parts), survived=len(parts))
 
 

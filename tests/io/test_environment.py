@@ -13,17 +13,18 @@ from metaphrase.io.environment import install_command
         (None, "pip install 'metaphrase[align]'"),
         ({"url": "file://{folder}", "dir_info": {}}, "pip install '{folder}[align]'"),
         ({"url": "file://{folder}", "dir_info": {"editable": True}}, "pip install '{folder}[align]'"),
+        ({"url": "file://{folder}/It%27s", "dir_info": {}}, """pip install '{folder}/It'"'"'s[align]'"""),
         ({"url": "file:///gone/metaphrase", "dir_info": {}}, "pip install 'metaphrase[align]'"),
         (
             {"url": "https://example.org/m.git", "vcs_info": {"vcs": "git", "commit_id": "0"}},
             "pip install 'metaphrase[align] @ git+https://example.org/m.git'",
         ),
     ],
-    ids=["index", "clone", "editable", "a clone that is gone", "repository"],
+    ids=["index", "clone", "editable", "a quote", "a clone that is gone", "repository"],
 )
 def test_an_extra_is_installed_from_where_the_package_is_from(tmp_path, monkeypatch, origin, command):
     clone = tmp_path / "my clone"
-    clone.mkdir()
+    (clone / "It's").mkdir(parents=True)
     place = tmp_path / "site" / "metaphrase-9.dist-info"
     place.mkdir(parents=True)
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: metaphrase\nVersion: 9\n")

@@ -157,6 +157,7 @@ def test_marks_of_another_number_of_tasks_are_not_trusted(mine, tmp_path):
         ([*LOCAL, "--tasks", "0"], "--tasks must be a whole number from 1 to 2,147,483,647, but is 0"),
         (["--executor", "locl"], "invalid choice: 'locl' (did you mean 'local'?)"),
         (["--executor", "slurm"], "--executor slurm requires --storage"),
+        (["--executor", "slurm", "--storage", "{d}/my work", "--executor_args", "partition=cpu", "time=1"], "do not quote it, and it contains ' '."),
         (["--executor", "slurm", "--storage", "{d}/s", "--executor_args", "time"], "must be KEY=VALUE, such as partition=cpu, but is 'time'"),
         (["--executor", "slurm", "--storage", "{d}/s", "--executor_args", "time=1:00:00"], "missing 1 required positional argument: 'partition'"),
         ([*LOCAL, "--executor_args", "tasks=3"], "got multiple values for keyword argument 'tasks'"),

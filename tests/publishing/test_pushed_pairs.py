@@ -77,6 +77,10 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(mine, online, tmp_path
     for options, message in [
         (["--push_to_hub", "acme/pairs", "--output", str(tmp_path / "mined.tsv")], "requires an --output that ends in .parquet"),
         (["--push_to_hub", "acme/pairs", *slurm], "push the pairs when they are written: metaphrase push"),
+        (
+            ["--push_to_hub", "acme/pairs", *slurm, "--output", "my pairs.parquet", "--license", "mit"],
+            "metaphrase push 'my pairs.parquet' --repo acme/pairs --license mit",
+        ),
         (["--private"], "--private requires --push_to_hub."),
         (["--license", "mit"], "--license requires --push_to_hub."),
         (["--push_to_hub", "pairs of me"], "A repository is named"),

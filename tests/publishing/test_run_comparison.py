@@ -97,12 +97,14 @@ def test_runs_that_differ_in_nothing_are_refused(write):
 def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):
     with pytest.raises(MissingFileError, match=r"has no report\.json"):
         compare_runs([tmp_path])
-    runs = [write("a"), write("b", seed=2, tests=("demo", "udhr"))]
+    runs = [write("my a"), write("b", seed=2, tests=("demo", "udhr"))]
     with pytest.raises(DataMismatchError, match="Not all runs were measured on udhr"):
         compare_runs(runs)
     for content in ("{", "[]", '{"run": {}, "before": null, "after": {}}'):
         (runs[0] / "report.json").write_text(content)
-        with pytest.raises(DataError, match=r"report\.json is damaged"):
+        with pytest.raises(
+            DataError, match=r"report\.json is damaged. Write it again with `metaphrase report '.*my a'`"
+        ):
             compare_runs(runs[:1])
 
 

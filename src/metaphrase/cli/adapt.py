@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from shlex import quote
 
 from rich.text import Text
 
@@ -13,6 +14,7 @@ from metaphrase.cli.output import emit, is_quiet, notes
 from metaphrase.cli.runs import comparison_tables
 from metaphrase.cli.tables import findings_table, lines_without_pair
 from metaphrase.io.environment import prepare_process
+from metaphrase.publishing.hub import push_command
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 
 SUMMARY = "Adapt an encoder to your language: check the corpus, train, measure, and print a verdict."
@@ -48,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
         *comparison_tables(result.run),
         *(Text(f"\n{sentence}", style="bold") for sentence in result.verdict),
         f"\nFinished in {result.seconds / 60:.0f} minutes. Release: {output}. Report: {output / 'report.html'}. "
-        f"For a longer report: metaphrase report {output}. To publish: metaphrase push {output} --repo me/my-encoder",
+        f"For a longer report: metaphrase report {quote(str(output))}. "
+        f"To publish: {push_command(output, 'me/my-encoder')}",
     )
     return 0
 

@@ -36,9 +36,12 @@ class PushPairsOptions:
         if not output.endswith(".parquet"):
             raise UsageError(f"--push_to_hub requires an --output that ends in .parquet, but it is {output}.")
         if engine.executor == "slurm":
+            from metaphrase.publishing.hub import push_command  # takes a second
+
+            command = push_command(output, self.push_to_hub, private=self.private, license=self.license)
             raise UsageError(
                 "--push_to_hub cannot push what a Slurm job writes later. Omit it, and push the pairs when they are written: "
-                f"metaphrase push {output} --repo {self.push_to_hub}."
+                f"{command}."
             )
 
     def create(self, output: str, note: Callable[[str], Any]) -> None:

@@ -113,6 +113,7 @@ def find_files(
     files = _with_columns(files, source_column, target_column)
     if given is None and len(wanted) == 1:
         given = wanted[0]
+    unnamed = {i for i, file in enumerate(files) if file.language is None}  # their columns may state any language
     for i, file in enumerate(files):
         if file.language is None and given:
             files[i] = dataclasses.replace(file, source_lang=given, target_lang=into)
@@ -121,11 +122,11 @@ def find_files(
                 f"The name of {file.name} states the language {file.language!r}, but source_lang is {given!r}."
             )
     found = {file.language for file in files}
-    if wanted and None not in found:
-        if missing := [language for language in wanted if language not in found]:
+    if wanted:
+        if not unnamed and (missing := [language for language in wanted if language not in found]):
             available = ", ".join(sorted(filter(None, found))) or "none"
             raise MissingFileError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {available}.")
-        files = [file for file in files if file.language in wanted]
+        files = [file for i, file in enumerate(files) if i in unnamed or file.language in wanted]
     check_distinct(file.paths for file in files)
     return files
 

@@ -306,7 +306,7 @@ def stream_files(
     """
     report = CorpusReport()
     groups: dict[str | None, Sequence[BitextFile]] = {}
-    facts, optional = [], set[str]()
+    facts, optional, are_mixed = [], set[str](), False
     files = [file.pinned() for file in files]
     for file in files:
         glance = CorpusReport(logged={file.name})
@@ -319,7 +319,9 @@ def stream_files(
             optional.update({*OPTIONAL} & {*pq.read_schema(file.paths[0]).names})
         if not all("source_lang" in columns for columns in known):
             raise unknown_language(file)
-        facts.append(describe_file(file, list(dict.fromkeys(columns["source_lang"] for columns in known))))
+        languages = list(dict.fromkeys(columns["source_lang"] for columns in known))
+        facts.append(describe_file(file, languages))
+        are_mixed = are_mixed or languages != [file.language]
         groups[file.language] = [*groups.get(file.language, ()), file]
     features = row_features(optional)
     if temperature is not None and None in groups:
@@ -328,7 +330,7 @@ def stream_files(
             "file by language, or read it without streaming."
         )
     in_order = selection.limit is not None or selection.drop_duplicates
-    if in_order and None in groups:  # whose rows may be in the language of another group
+    if in_order and are_mixed:  # rows may be in the language of another group
         groups = {None: files}
     streams = [
         IterableDataset.from_generator(

@@ -51,7 +51,8 @@ class PhraseTable:
     """
 
     def __init__(self, phrases: Iterable[Phrase] = ()) -> None:
-        self._phrases = {(phrase.source, phrase.target): phrase for phrase in phrases}
+        # strings and plain tuples take less memory than pairs and phrases
+        self._facts = {_key(one.source, one.target): one[2:] for one in phrases}
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Words, Words, Iterable[Link]]], *, max_length: int = 7) -> PhraseTable:
@@ -59,24 +60,29 @@ class PhraseTable:
 
         A phrase has at most ``max_length`` words, on either side.
         """
-        counts: dict[tuple[str | None, str | None], Counter[tuple[str, str]]] = defaultdict(Counter)
+        counts: dict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
         for source, target, links in pairs:
             forms = [word.lower() for word in source], [word.lower() for word in target]
             counts[source.language, target.language].update(
-                (" ".join(forms[0][slice(*one)]), " ".join(forms[1][slice(*other)]))
-                for one, other in phrase_pairs(links, len(source), len(target), max_length=max_length)
+                _key(" ".join(forms[0][slice(*span)]), " ".join(forms[1][slice(*translation)]))
+                for span, translation in phrase_pairs(links, len(source), len(target), max_length=max_length)
             )
-        best: dict[tuple[str, str], Phrase] = {}
-        for of_languages in counts.values():
+        best: dict[str, tuple[int, float, float]] = {}
+        for languages in list(counts):
+            of_languages = counts.pop(languages)
             sources, targets = Counter[str](), Counter[str]()
-            for (one, other), count in of_languages.items():
+            for key, count in of_languages.items():
+                one, other = key.split("\t")
                 sources[one] += count
                 targets[other] += count
-            for (one, other), count in of_languages.items():
-                phrase = Phrase(one, other, count, count / sources[one], count / targets[other])
-                if (one, other) not in best or best[one, other].product < phrase.product:
-                    best[one, other] = phrase
-        return cls(best[key] for key in sorted(best))
+            for key, count in of_languages.items():
+                one, other = key.split("\t")
+                facts = count, count / sources[one], count / targets[other]
+                if key not in best or _product(best[key]) < _product(facts):
+                    best[key] = facts
+        table = cls()
+        table._facts = {key: best[key] for key in sorted(best)}
+        return table
 
     @classmethod
     def of_corpus(cls, rows: Iterable[Mapping[str, Any]], *, max_length: int = 7) -> PhraseTable:
@@ -84,19 +90,21 @@ class PhraseTable:
         return cls.of(map(_linked, rows), max_length=max_length)
 
     def __len__(self) -> int:
-        return len(self._phrases)
+        return len(self._facts)
 
     def __iter__(self) -> Iterator[Phrase]:
-        return iter(self._phrases.values())
+        for key, facts in self._facts.items():
+            source, target = key.split("\t")
+            yield Phrase(source, target, *facts)
 
     def score(self, source_words: Sequence[str], target_words: Sequence[str]) -> float:
         """Return ``p(target | source) * p(source | target)`` of two phrases, 0 if they are not in the table."""
-        phrase = self._phrases.get(_key(source_words, target_words))
-        return 0.0 if phrase is None else phrase.product
+        facts = self._facts.get(_key_of_words(source_words, target_words))
+        return 0.0 if facts is None else _product(facts)
 
     def __contains__(self, phrases: tuple[Sequence[str], Sequence[str]]) -> bool:
         """Whether the table has two phrases, given as lists of words, as a pair."""
-        return _key(*phrases) in self._phrases
+        return _key_of_words(*phrases) in self._facts
 
     def filter(self, cut: float, *, min_count: int = 1) -> PhraseTable:
         """Keep phrase pairs with ``p(target | source) * p(source | target) >= cut`` and at least ``min_count`` occurrences.
@@ -144,8 +152,16 @@ def _read(lines: Iterable[str], path: Path) -> Iterator[Phrase]:
         raise DataError(f"{path} is not a phrase table, or is damaged: {error}.") from error
 
 
-def _key(source_words: Sequence[str], target_words: Sequence[str]) -> tuple[str, str]:
-    return " ".join(source_words).lower(), " ".join(target_words).lower()
+def _key(source: str, target: str) -> str:
+    return f"{source}\t{target}"
+
+
+def _product(facts: tuple[int, float, float]) -> float:
+    return facts[1] * facts[2]
+
+
+def _key_of_words(source_words: Sequence[str], target_words: Sequence[str]) -> str:
+    return _key(" ".join(source_words).lower(), " ".join(target_words).lower())
 
 
 def _linked(row: Mapping[str, Any]) -> tuple[Words, Words, list[Link]]:

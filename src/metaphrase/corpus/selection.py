@@ -7,10 +7,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from metaphrase.corpus.cleaning import Cleaning, tidy_row
 from metaphrase.corpus.files import BitextFile, unknown_language
-from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.readers import read_pairs, states_languages
 from metaphrase.corpus.report import CorpusReport, Counts
 from metaphrase.corpus.rows import OPTIONAL, Row
 from metaphrase.exceptions import CorpusError
@@ -38,14 +39,10 @@ class Selection:
 
 def select_rows(files: Iterable[BitextFile], selection: Selection, report: CorpusReport) -> Iterator[Row]:
     """Read the clean rows of some files."""
-    kept: Counter[str] = Counter()
+    limit = _Limit(selection)
     seen: set[bytes] = set()
-
-    def is_full(language: str | None) -> bool:
-        return selection.limit is not None and language is not None and kept[language] >= selection.limit
-
     for file in files:
-        if is_full(file.language):
+        if limit.ends(file):
             continue
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=report)
         with unchanged(file.pins):  # also if reading stops at the limit
@@ -54,7 +51,7 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
                 counts = report.of(file.name, language)
                 row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
                 row, reason = _clean(row, selection)
-                if reason is None and is_full(language):
+                if reason is None and limit.is_reached(language):
                     reason = "beyond the limit"
                 if reason is None and selection.drop_duplicates and _is_repeated(row, seen):
                     reason = "duplicate"
@@ -62,12 +59,30 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
                     counts.drop(reason, f"{file.name}:{line}")
                     continue
                 counts.kept += 1
-                kept[language] += 1
+                limit.kept[language] += 1
                 if counts.kept <= _INSPECTED:
                     _inspect(counts, row, file.name)
                 yield row
-                if is_full(file.language):
+                if limit.ends(file):
                     break
+
+
+class _Limit:
+    """The number of rows kept of each language, and their limit."""
+
+    def __init__(self, selection: Selection) -> None:
+        self.kept: Counter[str] = Counter()
+        self._limit, self._languages = selection.limit, selection.languages
+        self._has_others = cache(states_languages)
+
+    def is_reached(self, language: str | None) -> bool:
+        return self._limit is not None and language is not None and self.kept[language] >= self._limit
+
+    def ends(self, file: BitextFile) -> bool:
+        """Whether all further rows of a file are beyond the limit."""
+        if self._languages and all(map(self.is_reached, self._languages)):
+            return True
+        return self.is_reached(file.language) and not self._has_others(file)
 
 
 def _language_of(known: Mapping[str, str], file: BitextFile) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, version
@@ -35,7 +36,7 @@ def install_command(extra: str) -> str:
         found = {}
     url, is_repository = str(found.get("url", "")), "vcs_info" in found
     if url.startswith("file://") and not is_repository and (folder := Path(url2pathname(urlparse(url).path))).is_dir():
-        return f"pip install '{folder}[{extra}]'"
+        return f"pip install {shlex.quote(f'{folder}[{extra}]')}"
     origin = f" @ {found['vcs_info']['vcs']}+{url}" if is_repository else ""
     return f"pip install 'metaphrase[{extra}]{origin}'"
 

@@ -125,8 +125,14 @@ def write_part(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_part(path: Path) -> dict[str, Any] | None:
-    """Read what `write_part` wrote; None if it does not exist. A damaged part is deleted, to be computed again."""
-    return read_kept(path, _verified)
+    """Read what `write_part` wrote; None if it does not exist or is damaged. The next `write_part` replaces it."""
+    if not path.is_file():
+        return None
+    try:
+        return _verified(path)
+    except DAMAGED as error:
+        logger.warning("%s is damaged (%s), and is ignored.", path, " ".join(str(error).split())[:200])
+        return None
 
 
 def _verified(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ TEXTS = ("sentences.txt", "ends.npy", "sentences.json")
 EMBEDDINGS, NEIGHBOURS = "embeddings/*.npy", "neighbours/*.npz"
 #: Number of times that the tasks of killed workers are run.
 _ATTEMPTS = 3
+#: Characters of a path that may have another meaning for a shell, or for a directive of Slurm.
+_UNQUOTED = re.compile(r"[^\w@+=:,./-]")
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,11 @@ def run_stages(
     except ImportError as error:
         raise UsageError(f"--storage {work.storage} requires another package: {error}.") from error
     work = replace(work, storage=storage.resolve_paths(""))  # a relative path may be another one elsewhere
+    if engine.executor == "slurm" and (unsafe := sorted(set(_UNQUOTED.findall(work.storage)))):
+        raise UsageError(
+            f"--storage {work.storage} cannot be used with --executor slurm: the job scripts of datatrove do not quote it, "
+            f"and it contains {' '.join(map(repr, unsafe))}. Choose a folder without this."
+        )
     try:
         _copy_texts(texts, storage, work.sentences)
     except OSError as error:

@@ -110,6 +110,6 @@ def draw_histogram(
     if suggestion is not None and suggestion != threshold:
         axes.axvline(suggestion, color="black", linestyle=":", label=f"suggestion {suggestion:.4f} (estimate)")
     axes.set(xlabel="margin", ylabel="pairs", yscale="log")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
     figure.savefig(path, dpi=150)
     return [path]

@@ -81,6 +81,7 @@ def load_neighbours(
     found = Neighbours(*map(np.concatenate, zip(*shards, strict=True)))
     measured = read_part(folder / RECALL)
     if measured is None:
+        (folder / RECALL).unlink(missing_ok=True)  # if it is damaged; a task measures what is missing
         return found, None
     note(f"The {search.index} index finds {measured['recall']:.1%} of the {folder.name}s' {search.k} neighbours.")
     return found, measured["recall"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.text import normalised
 from metaphrase.encoders.loading import load_encoder
@@ -95,25 +96,12 @@ def mine_files(
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
     start = time.perf_counter()
     with work_folder_of(options.output) as work:
-        languages = options.languages
-        output, summary, sample, picture = options.outputs
-        inputs = [(options.source, options.source_column), (options.target, options.target_column)]
-        read = [partial(read_sentences, path, column) for path, column in inputs]
-        for side, text in zip(SIDES, read, strict=True):
-            check_text(side, text)
-        pins = [PinnedFile.of(path) for path, _ in inputs]
-        model = load_encoder(search.model, max_length=search.max_length)
-        files = [
-            {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
-        ]
-        open_work_folder(work, work_manifest(model, search, {"inputs": files}))
-        with unchanged(pins):
-            sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
-        note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
-        size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
+        model, texts, described = _prepare_texts(options, search, work)
+        sources, targets = texts.values()
+        note("\n".join(f"{side}: {_describe(text.facts)}" for side, text in texts.items()))
         if engine.storage is None:
+            size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
             check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
-        texts = {"source": sources, "target": targets}
         made = make_shards(
             model,
             texts.items(),
@@ -129,64 +117,119 @@ def mine_files(
         if made is None:
             return None
         with made as folder:
-            found, recalls = {}, dict[str, float]()
-            for side in SIDES:
-                found[side], recall = load_neighbours(folder / side, len(texts[side]), search, note)
-                recalls |= {} if recall is None else {f"{side}_recall": round(recall, 4)}
-        pairs, dropped, suggestion, wrong_d = _score(found, sources, targets, options)
-        suggested = None if suggestion is None else suggestion.threshold
-        threshold = _suggested(suggestion) if options.threshold == "auto" else options.threshold
-        kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
+            found, recalls = _load_found(folder, texts, search, note)
+        scored = _score(found, texts, options)
+        threshold = _suggested(scored.suggestion) if options.threshold == "auto" else options.threshold
+        kept = scored.pairs if threshold is None else scored.pairs.take(scored.pairs.score_c >= threshold)
         kept = kept.take(slice(options.top))
-        write_scored_pairs(kept, sources, targets, languages, output, work)
+        output, summary, sample, picture = options.outputs
+        write_scored_pairs(kept, sources, targets, options.languages, output, work)
         facts = {
             "output": output.name,
-            "pairs": len(kept.score_c),
-            "candidates": len(pairs.score_c) + dropped,
-            "copies_dropped": dropped,
-            "threshold": threshold,
-            "suggested_threshold": suggested,
-            "expected": suggestion
-            and {name: round(getattr(suggestion, name), 3) for name in ("precision", "recall", "f1")},
-            "quantiles": quantiles(pairs.score_c),
-            "histogram": histogram(pairs.score_c),
-            **{
-                side: {"lang": language, "file": Path(path).name, **file, **texts[side].facts}
-                for side, language, (path, _), file in zip(SIDES, languages, inputs, files, strict=True)
-            },
-            "settings": {
-                **asdict(search),
-                "prompt": resolve_prompt(model, search.prompt_name),
-                "margin": options.margin,
-                "retrieval": options.retrieval,
-                "top": options.top,
-                **recalls,
-            },
+            **_describe_pairs(scored, kept, threshold),
+            **described,
+            "settings": _settings(options, search, model) | recalls,
             "versions": versions(),
             "seconds": round(time.perf_counter() - start, 2),
         }
         written = [output, write_json(summary, facts)]
-        around = suggested if threshold is None else threshold
-        written.append(write_sample(pairs, sources, targets, around, sample))
-        written += draw_histogram(pairs, wrong_d, threshold, suggested, picture)
+        around = scored.suggested if threshold is None else threshold
+        written.append(write_sample(scored.pairs, sources, targets, around, sample))
+        written += draw_histogram(scored.pairs, scored.wrong_d, threshold, scored.suggested, picture)
         if not options.keep_work:
             clear_work_folder(work)
         return MiningResult(
-            pairs, kept, threshold, suggestion, facts, tuple(written), work if options.keep_work else None
+            scored.pairs,
+            kept,
+            threshold,
+            scored.suggestion,
+            facts,
+            tuple(written),
+            work if options.keep_work else None,
         )
 
 
-def _score(
-    found: Mapping[str, Neighbours], sources: Sequence[str], targets: Sequence[str], options: MiningOptions
-) -> tuple[Pairs, int, Threshold | None, NDArray[np.floating]]:
+def _prepare_texts(
+    options: MiningOptions, search: SearchOptions, work: Path
+) -> tuple[SentenceTransformer, dict[str, Sentences], dict[str, dict[str, Any]]]:
+    """Start or resume the work: the encoder, the distinct sentences of each side, and its facts for the summary."""
+    inputs = [(options.source, options.source_column), (options.target, options.target_column)]
+    read = [partial(read_sentences, path, column) for path, column in inputs]
+    for side, text in zip(SIDES, read, strict=True):
+        check_text(side, text)
+    pins = [PinnedFile.of(path) for path, _ in inputs]
+    model = load_encoder(search.model, max_length=search.max_length)
+    files = [
+        {"sha256": pin.sha256, "bytes": pin.size, "column": column}
+        for pin, (_, column) in zip(pins, inputs, strict=True)
+    ]
+    open_work_folder(work, work_manifest(model, search, {"inputs": files}))
+    with unchanged(pins):
+        texts = {side: Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True)}
+    described = {
+        side: {"lang": language, "file": Path(path).name, **file, **texts[side].facts}
+        for side, language, (path, _), file in zip(SIDES, options.languages, inputs, files, strict=True)
+    }
+    return model, texts, described
+
+
+def _load_found(
+    folder: Path, texts: Mapping[str, Sentences], search: SearchOptions, note: Callable[[str], Any]
+) -> tuple[dict[str, Neighbours], dict[str, float]]:
+    """The neighbours of each side, and the recall of an approximate search."""
+    found, recalls = {}, dict[str, float]()
+    for side, text in texts.items():
+        found[side], recall = load_neighbours(folder / side, len(text), search, note)
+        if recall is not None:
+            recalls[f"{side}_recall"] = round(recall, 4)
+    return found, recalls
+
+
+@dataclass(frozen=True)
+class _Scored:
     """The scored pairs, the number of copies that were dropped, and what `suggest_threshold` returns for these pairs."""
+
+    pairs: Pairs
+    copies: int
+    suggestion: Threshold | None
+    wrong_d: NDArray[np.floating]
+
+    @property
+    def suggested(self) -> float | None:
+        """The suggested threshold."""
+        return None if self.suggestion is None else self.suggestion.threshold
+
+
+def _score(found: Mapping[str, Neighbours], texts: Mapping[str, Sequence[str]], options: MiningOptions) -> _Scored:
     how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
     pairs = select_pairs(*found.values(), **how)
     candidates = len(pairs.score_c)
     if not options.copies:
         rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
-        pairs = pairs.take(np.array([normalised(sources[s]) != normalised(targets[t]) for s, t in rows], dtype=bool))
-    return pairs, candidates - len(pairs.score_c), *suggest_threshold(pairs, *found.values(), **how)
+        differs = [normalised(texts["source"][s]) != normalised(texts["target"][t]) for s, t in rows]
+        pairs = pairs.take(np.array(differs, dtype=bool))
+    return _Scored(pairs, candidates - len(pairs.score_c), *suggest_threshold(pairs, *found.values(), **how))
+
+
+def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> dict[str, Any]:
+    """The facts of the pairs for the summary."""
+    expected = scored.suggestion
+    return {
+        "pairs": len(kept.score_c),
+        "candidates": len(scored.pairs.score_c) + scored.copies,
+        "copies_dropped": scored.copies,
+        "threshold": threshold,
+        "suggested_threshold": scored.suggested,
+        "expected": expected and {name: round(getattr(expected, name), 3) for name in ("precision", "recall", "f1")},
+        "quantiles": quantiles(scored.pairs.score_c),
+        "histogram": histogram(scored.pairs.score_c),
+    }
+
+
+def _settings(options: MiningOptions, search: SearchOptions, model: SentenceTransformer) -> dict[str, Any]:
+    """The settings of the search and of the scores for the summary."""
+    scores = {name: getattr(options, name) for name in ("margin", "retrieval", "top")}
+    return asdict(search) | {"prompt": resolve_prompt(model, search.prompt_name)} | scores
 
 
 def _suggested(suggestion: Threshold | None) -> float:

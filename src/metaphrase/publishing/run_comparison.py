@@ -47,7 +47,9 @@ class Run:
             run = cls(Path(folder), report["run"], report["before"] or {}, report["after"])
             int(run.facts["seed"] + len(run.configuration))  # a damaged file is refused here
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is damaged. Write it again with `metaphrase report {folder}`.") from error
+            raise DataError(
+                f"{path} is damaged. Write it again with `metaphrase report {shlex.quote(str(folder))}`."
+            ) from error
         return run
 
     @property

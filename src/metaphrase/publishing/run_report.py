@@ -130,19 +130,7 @@ def report_run(
     """
     started = time.perf_counter()
     folder = Path(options.run)
-    with damage_in(facts_file := folder / "run.json"):
-        facts = _read_json(facts_file)
-        trained = trained_languages(facts) if facts is not None else set()
-    if facts is None:
-        raise MissingFileError(
-            f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of a `metaphrase train`."
-        )
-    with damage_in(folder / "report.json"):
-        earlier = _read_json(folder / "report.json") or {}
-        default_folders(earlier)
-    with damage_in(folder / CURVE):
-        curve = None if (content := _read_json(folder / CURVE)) is None else AlphaCurve(**content)
-        str(curve)  # reads its rows
+    facts, trained, earlier, curve = _read_run(folder)
     output = Path(options.output_dir) if options.output_dir else folder / "report"
     for read in (folder, model_folder(options.baseline)):
         check_folder(output, model=read)
@@ -152,15 +140,7 @@ def report_run(
     if facts.get("debias"):  # its directions were estimated on the other articles
         tests = {name: articles_of(by_language, "even") for name, by_language in tests.items()}
     sets = _measurable(tests, subjects, trained)
-    focus = next((name for name, by_language in sets.items() if trained & by_language.keys()), None)
-    if focus is None:
-        raise UsageError(
-            f"None of the test sets is in a language of the training data ({', '.join(sorted(trained))}). Pass --data."
-        )
-    if unknown := [language for language in options.languages or () if language not in sets[focus]]:
-        raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets[focus])}.")
-    if options.pairs:  # unknown ones are refused before anything is encoded
-        analysis.choose_pairs(sets[focus], options.pairs)
+    focus = _choose_focus(sets, trained, options)
     _encode_all(subjects, sets, notify, progress)
     settings = {"resamples": options.resamples, "seed": options.seed}
     results, others, comparisons = _measure(subjects, sets, trained, settings)
@@ -175,14 +155,7 @@ def report_run(
     }
     if curve is not None:
         analyses["alpha"] = curve.to_dict()
-    on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
-    machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
-    encoded = sum(len(encoder.rows) for one in subjects.values() for encoder in one.encoders.values())
-    analyses["cost"] = {
-        "command": command,
-        "encoded": f"{encoded} sentences, each once per model",
-        "time": f"{time.perf_counter() - started:.0f} seconds on {machine}",
-    }
+    analyses["cost"] = _cost(subjects, command, time.perf_counter() - started)
     page = write_report(
         claim_folder(output),
         title=earlier.get("title") or f"{facts['model']} trained with {facts['recipe']['name']}",
@@ -266,6 +239,24 @@ def read_sets(folders: Sequence[str]) -> Sets:
     return sets
 
 
+def _read_run(folder: Path) -> tuple[dict[str, Any], set[str], dict[str, Any], AlphaCurve | None]:
+    """The facts of a run, its languages, its report or ``{}``, and the curve of its merge, if there is one."""
+    with damage_in(facts_file := folder / "run.json"):
+        facts = _read_json(facts_file)
+        trained = trained_languages(facts) if facts is not None else set()
+    if facts is None:
+        raise MissingFileError(
+            f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of a `metaphrase train`."
+        )
+    with damage_in(folder / "report.json"):
+        earlier = _read_json(folder / "report.json") or {}
+        default_folders(earlier)
+    with damage_in(folder / CURVE):
+        curve = None if (content := _read_json(folder / CURVE)) is None else AlphaCurve(**content)
+        str(curve)  # reads its rows
+    return facts, trained, earlier, curve
+
+
 def _read_json(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
@@ -300,6 +291,35 @@ def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained:
         for name, by_language in sets.items()
     }
     return {name: by_language for name, by_language in measurable.items() if by_language}
+
+
+def _choose_focus(sets: Sets, trained: set[str], options: ReportOptions) -> str:
+    """The test set that is analysed, the first in a trained language.
+
+    Languages and pairs that it does not contain are refused before anything is encoded.
+    """
+    focus = next((name for name, by_language in sets.items() if trained & by_language.keys()), None)
+    if focus is None:
+        raise UsageError(
+            f"None of the test sets is in a language of the training data ({', '.join(sorted(trained))}). Pass --data."
+        )
+    if unknown := [language for language in options.languages or () if language not in sets[focus]]:
+        raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets[focus])}.")
+    if options.pairs:
+        analysis.choose_pairs(sets[focus], options.pairs)
+    return focus
+
+
+def _cost(subjects: Mapping[str, SentenceEmbeddings], command: str, seconds: float) -> dict[str, str]:
+    """The effort of the report, in words."""
+    on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
+    machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
+    encoded = sum(len(encoder.rows) for one in subjects.values() for encoder in one.encoders.values())
+    return {
+        "command": command,
+        "encoded": f"{encoded} sentences, each once per model",
+        "time": f"{seconds:.0f} seconds on {machine}",
+    }
 
 
 def _encode_all(
@@ -357,36 +377,52 @@ def _analyse(
         language: {side: analysis.nearest_found(*both) for side, both in sides.items()}
         for language, sides in embedded.items()
     }
-    both_margins: dict[str, tuple[Any, Any]] = {}
-    for side in subjects:
-        of_language = [analysis.margins(*embedded[language][side], data) for language, data in shown.items()]
-        both_margins[side] = (np.concatenate([x for x, _ in of_language]), np.concatenate([x for _, x in of_language]))
     gains = comparisons[focus]["languages"] if focus in comparisons else {}
     ranked = sorted(shown, key=lambda language: -gains[language]["difference"] if gains else 0)
     mapped = (options.languages or ranked)[:_MAPPED]
     mapped_sets = {language: sets[focus][language] for language in mapped}
     content: dict[str, Any] = {
-        "alignments": [
-            {
-                "language": language,
-                "number": number,
-                **{
-                    side: analysis.alignment_matrix(one.model(language), one.model(TARGET_LANGUAGE), pair)
-                    for side, one in subjects.items()
-                },
-            }
-            for language, number, pair in analysis.choose_pairs(
-                sets[focus] if options.pairs else mapped_sets, options.pairs
-            )
-        ],
+        "alignments": _alignments(subjects, sets[focus] if options.pairs else mapped_sets, options.pairs),
         "geometry": geometry_of(embedded, shown) | {"data": focus},
         "errors": analysis.nearest_errors(shown, found, limit=options.errors) | {"data": focus},
     }
     if tokens := token_maps(subjects, mapped_sets):
         content["tokens"] = tokens | {"data": focus}
-    if all(len(pair_n) for pair_n, _ in both_margins.values()):
-        content["margins"] = analysis.margin_histogram(both_margins) | {"data": focus}
+    margins = _margins(embedded, shown)
+    if all(len(pair_n) for pair_n, _ in margins.values()):
+        content["margins"] = analysis.margin_histogram(margins) | {"data": focus}
     return content
+
+
+def _alignments(
+    subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet], chosen: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Cosines between the words of the pairs that are drawn, of each model."""
+    return [
+        {
+            "language": language,
+            "number": number,
+            **{
+                side: analysis.alignment_matrix(one.model(language), one.model(TARGET_LANGUAGE), pair)
+                for side, one in subjects.items()
+            },
+        }
+        for language, number, pair in analysis.choose_pairs(sets, chosen)
+    ]
+
+
+def _margins(
+    embedded: analysis.Embedded, sets: Mapping[str, ParallelSet]
+) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """Margins of translation pairs and of wrong pairs over all languages, of each model."""
+    found: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+    for language, data in sets.items():
+        for side, both in embedded[language].items():
+            found.setdefault(side, []).append(analysis.margins(*both, data))
+    return {
+        side: (np.concatenate([pair for pair, _ in parts]), np.concatenate([wrong for _, wrong in parts]))
+        for side, parts in found.items()
+    }
 
 
 def token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
