@@ -62,18 +62,6 @@ def in_each_folder(find: Callable[[Path, Settings], Iterable[Benchmark]]) -> Fin
 # Retrieval
 
 
-def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
-    """Remove each ``"`` from test sets.
-
-    Reference: Li et al. 2023 (DAP), whose released code reads Tatoeba in this way.
-    """
-    stripped = {}
-    for language, one in sets.items():
-        sources, targets = (tuple(text.replace('"', "") for text in side) for side in (one.sources, one.targets))
-        stripped[language] = replace(one, sources=sources, targets=targets)
-    return stripped
-
-
 class ParallelFolder(NamedTuple):
     """The parallel test sets of a folder: its files of a split, or without a split, by language."""
 
@@ -83,12 +71,16 @@ class ParallelFolder(NamedTuple):
     settings: Settings
 
     def read(self) -> dict[str, ParallelSet]:
-        """The pairs that are measured, at most ``settings.first`` of each language, in the form of the settings."""
+        """The pairs that are measured, at most ``settings.first`` of each language.
+
+        ``settings.strip_quotes`` removes each ``"``, as the released code of DAP (Li et al. 2023) reads Tatoeba.
+        """
         sets = parallel.load_parallel_folder(
             self.folder, list(self.files) if self.settings.languages else None, self.split
         )
-        if self.settings.strip_quotes:
-            sets = strip_quotes(sets)
+        for language, one in sets.items() if self.settings.strip_quotes else ():
+            sources, targets = (tuple(text.replace('"', "") for text in side) for side in (one.sources, one.targets))
+            sets[language] = replace(one, sources=sources, targets=targets)
         return {code: one.rows(range(len(one.sources))[: self.settings.first]) for code, one in sets.items()}
 
     def benchmark(self, name: str, suite: str, protocol: str, measure: Callable[[Subject], Results]) -> Benchmark:
@@ -172,15 +164,14 @@ def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 
 
 def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) -> Iterator[Benchmark]:
-    tuned, scored, *defaults = bucc.bucc_protocol(protocol)
+    named = bucc.bucc_protocol(protocol)
     name = f"{folder_name(folder)} {protocol}"
     fixed: dict[str, Any] = {
-        "duplicates": settings.duplicates or defaults[0],
-        "comparison": settings.comparison or defaults[1],
+        "duplicates": settings.duplicates or named.duplicates,
+        "comparison": settings.comparison or named.comparison,
     }
     languages, files = wanted_languages(bucc.bucc_languages(folder, protocol), settings), bucc.bucc_files(folder)
-    parts = [files[language][split] for language in languages for split in dict.fromkeys((tuned, scored))]
-    used = tuple(chain.from_iterable(part.values() for part in parts))
+    used = tuple(path for code in languages for split in named.splits for path in files[code][split].values())
 
     def measure(subject: Subject) -> Results:
         result = bucc.evaluate_mining(
@@ -200,7 +191,7 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
         yield Benchmark(
             name,
             "mining",
-            f"{protocol}: threshold from {tuned}, scored on {scored}; {settings.margin} margin, k={settings.k}, "
+            f"{protocol}: threshold from {named.tuned}, scored on {named.scored}; {settings.margin} margin, k={settings.k}, "
             f"{settings.retrieval} retrieval, {_REPEATED[fixed['duplicates']]}, score {fixed['comparison']} threshold",
             used,
             text_size(path for path in used if ".gold" not in path.name),

@@ -223,13 +223,6 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
 # Questions
 
 
-def _question(item: str, row: Row, context: str) -> Row:
-    answers = [(answer["text"], answer["answer_start"]) for answer in row["answers"]]
-    texts, starts = zip(*answers, strict=True) if answers else ((), ())
-    gold = {"text": list(texts), "answer_start": list(starts)}
-    return {"item": item, "question": row["question"], "context": context, "answers": gold}
-
-
 def _read_questions(path: Path, language: str) -> Iterator[Row]:
     with open_text(path) as file:
         try:
@@ -241,7 +234,9 @@ def _read_questions(path: Path, language: str) -> Iterator[Row]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
-                yield _question(question["id"], question, paragraph["context"])
+                answers = {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")}
+                row = {"item": question["id"], "question": question["question"], "context": paragraph["context"]}
+                yield row | {"answers": answers}
 
 
 #: SQuAD's JSON: SQuAD itself, XQuAD, MLQA (context and question of one language: XLT) and XTREME's translations of SQuAD.
