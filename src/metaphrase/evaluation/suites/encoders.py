@@ -105,13 +105,12 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
         # The languages of a sample are fixed, and a folder may lack some of them.
         files = parallel.parallel_files(data, settings.languages if settings.first is None else None, split)
         return _parallel_folder(data, split, files, settings)
-    found = {}
+    found: dict[str, ParallelFolder] = {}
     for folder in folders(data):
         split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
         paths = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
-        known = [
-            path for path in paths if parallel.PARALLEL_FILE.fullmatch(path.name)
-        ]  # without checksums of the files
+        # Checksums of the files have similar names.
+        known = [path for path in paths if parallel.PARALLEL_FILE.fullmatch(path.name)]
         if split or folder.name in _TEST_SETS:
             files = {path.name.partition("-en.")[0]: path for path in known or paths}
             found |= _parallel_folder(folder, split, files, settings)

@@ -65,7 +65,7 @@ class FineTunedTask:
     protocol: str = "trained on half of the English items, measured on the other half in all languages"
     statistic: str = "items"
 
-    def sources(self, folder: Path) -> dict[str, str]:
+    def sources(self, folder: Path) -> dict[str, Any]:
         """Options that name its data."""
         return {option: f"{folder}@{split}" for option, split in self.splits.items()}
 
