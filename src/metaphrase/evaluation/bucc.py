@@ -52,6 +52,11 @@ class BuccProtocol(NamedTuple):
     duplicates: Duplicates
     comparison: ThresholdComparison
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that it reads."""
+        return tuple(dict.fromkeys((self.tuned, self.scored)))
+
 
 #: The protocols of the literature.
 #:
@@ -132,7 +137,7 @@ def load_bucc_folder(
         FileNotFoundError: The folder or a file of a split is missing.
         ValueError: The protocol is unknown, or a line is malformed.
     """
-    needed = _needed(protocol)
+    needed = bucc_protocol(protocol).splits
     folder = Path(path)
     files = bucc_files(folder)
     there = sorted(f"{language} {split}" for language, splits in files.items() for split in splits)
@@ -157,7 +162,7 @@ def load_bucc_folder(
 
 def bucc_languages(path: str | Path, protocol: Protocol) -> list[str]:
     """Languages of a folder with all files of the splits of a protocol, in alphabetical order."""
-    needed = _needed(protocol)
+    needed = bucc_protocol(protocol).splits
     return sorted(
         language
         for language, splits in bucc_files(path).items()
@@ -182,12 +187,6 @@ def bucc_protocol(protocol: str) -> BuccProtocol:
     if protocol not in PROTOCOLS:
         raise ValueError(f"Unknown BUCC protocol {protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
     return PROTOCOLS[protocol]
-
-
-def _needed(protocol: str) -> list[str]:
-    """Splits of a protocol."""
-    named = bucc_protocol(protocol)
-    return list(dict.fromkeys((named.tuned, named.scored)))
 
 
 def _read_set(language: str, split: str, parts: Mapping[str, Path]) -> MiningSet:
@@ -294,8 +293,9 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         ValueError: An option is unknown, or a language lacks a split.
     """
     start = time.perf_counter()
-    tuned, scored, own_duplicates, own_comparison = bucc_protocol(protocol)
-    duplicates, comparison = duplicates or own_duplicates, comparison or own_comparison
+    named = bucc_protocol(protocol)
+    tuned, scored = named.tuned, named.scored
+    duplicates, comparison = duplicates or named.duplicates, comparison or named.comparison
     search: dict[str, Any] = {"margin": margin, "k": k, "retrieval": retrieval}
     languages: dict[str, Measurement] = {}
     for language, splits in data.items():
@@ -303,7 +303,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
             raise DataError(f"Protocol {protocol!r} needs the split {min(missing)!r} of {language!r}.")
         mined = {
             split: mine_set(model, splits[split], duplicates=duplicates, device=device, **search, **encoding)
-            for split in dict.fromkeys((tuned, scored))
+            for split in named.splits
         }
         best = best_threshold(mined[tuned].score_c, _correct(splits[tuned], mined[tuned]), len(splits[tuned].gold))
         score_c = mined[scored].score_c

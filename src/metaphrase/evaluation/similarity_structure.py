@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -107,8 +107,9 @@ def similarity_structure(
     for (language, one), *pair in zip(texts.items(), *sides, strict=True):
         first_p, second_p = map(pairwise_cosines, pair)
         samples.append(_resampled(first_p, second_p, len(one), resamples, rng))
+        sha256 = hashlib.sha256("".join(f"{text}\n" for text in one).encode()).hexdigest()
         languages[language] = Measurement(
-            len(one), spearman(first_p, second_p), percentile_interval(samples[-1]), _digest(one)
+            len(one), spearman(first_p, second_p), percentile_interval(samples[-1]), sha256
         )
     return Result(
         suite="similarity structure",
@@ -136,7 +137,3 @@ def _resampled(
     rows = max(1, CHUNK // len(one_p))
     parts = (counts_rn[at : at + rows] for at in range(0, resamples, rows))
     return np.concatenate([resampled_spearman(first_p, second_p, c_rn[:, one_p] * c_rn[:, other_p]) for c_rn in parts])
-
-
-def _digest(texts: Iterable[str]) -> str:
-    return hashlib.sha256("".join(f"{text}\n" for text in texts).encode()).hexdigest()

@@ -8,17 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from metaphrase.evaluation.suites import encoders
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject, Suite
-from metaphrase.evaluation.suites.encoders import (
-    find_answer_retrieval,
-    find_mining,
-    find_mteb,
-    find_retrieval,
-    find_sib200,
-    find_sts,
-    find_word_alignment,
-    find_xsimpp,
-)
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
@@ -32,43 +23,43 @@ SUITES: dict[str, Suite] = {
         Suite(
             "retrieval",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …)",
-            find_retrieval,
+            encoders.find_retrieval,
             ("prompt", "languages", "split", "text_equality", "margin_k", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "sts",
             "a folder of stsb-xx-test.csv.gz (except STS22, whose data are on the Hub)",
-            find_sts,
+            encoders.find_sts,
             ("prompt", "languages", *_BOOTSTRAP),
         ),
         Suite(
             "mining",
             "a folder of BUCC files (zh-en.sample.zh.gz, …)",
-            find_mining,
+            encoders.find_mining,
             ("prompt", "languages", "margin", "k", "retrieval", *_BOOTSTRAP),
         ),
         Suite(
             "answer-retrieval",
             "xquad-r/xx.json.gz in at least two languages",
-            find_answer_retrieval,
+            encoders.find_answer_retrieval,
             ("prompt", "languages", "answer_text", *_BOOTSTRAP),
         ),
         Suite(
             "sib200",
             "sib200/xxx_Scpt.train.tsv.gz, including eng_Latn",
-            find_sib200,
+            encoders.find_sib200,
             ("prompt", "languages", "trained_languages", *_BOOTSTRAP),
         ),
         Suite(
             "xsim++",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …), or sib200",
-            find_xsimpp,
+            encoders.find_xsimpp,
             ("prompt", "languages", "split", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "word-alignment",
             "a folder with test.xx, test.yy and test.xx.yy.wa, or with xxyy.src-tgt and xxyy.gold",
-            find_word_alignment,
+            encoders.find_word_alignment,
             _BOOTSTRAP,
         ),
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), _PROBED),
@@ -78,7 +69,7 @@ SUITES: dict[str, Suite] = {
         Suite(
             "mteb",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, or tasks of MTEB",
-            find_mteb,
+            encoders.find_mteb,
             ("prompt", "languages", "split", "strip_quotes"),
         ),
     )

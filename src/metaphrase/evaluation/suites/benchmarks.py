@@ -193,6 +193,10 @@ class Benchmark:
     reads: tuple[str, ...] | None = None
 
 
+#: Finds the benchmarks of a folder; without a folder, those whose data are on the Hub.
+Find = Callable[[Path | None, Settings], Iterable[Benchmark]]
+
+
 @dataclass(frozen=True)
 class Suite:
     """A kind of benchmark.
@@ -200,13 +204,13 @@ class Suite:
     Attributes:
         name: Name on the command line.
         needs: Description of the data that it looks for.
-        find: Finds the benchmarks of a folder; without a folder, those whose data are on the Hub.
+        find: See `Find`.
         reads: Names of the `Settings` that its results depend on.
     """
 
     name: str
     needs: str
-    find: Callable[[Path | None, Settings], Iterable[Benchmark]]
+    find: Find
     reads: tuple[str, ...]
 
 

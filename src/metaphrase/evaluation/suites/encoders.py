@@ -1,8 +1,11 @@
-"""The suites that measure an encoder as it is; those that train it or a probe for a task are in `transfer`."""
+"""The suites that measure an encoder as it is; those that train it or a probe for a task are in `transfer`.
+
+For each suite a function finds the data sets in a folder and yields a benchmark for each, which measures them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -12,42 +15,18 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus import parallel
 from metaphrase.corpus.codes import standard_code
-from metaphrase.corpus.parallel import (
-    PARALLEL_FILE,
-    TARGET_LANGUAGE,
-    ParallelSet,
-    load_parallel_folder,
-    parallel_files,
-)
-from metaphrase.evaluation.answer_retrieval import answer_files, evaluate_answer_retrieval, load_answer_folder
-from metaphrase.evaluation.bucc import (
-    PROTOCOLS,
-    Protocol,
-    bucc_files,
-    bucc_languages,
-    bucc_protocol,
-    evaluate_mining,
-    load_bucc_folder,
-)
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.evaluation import answer_retrieval, bucc, sib200, sts, word_alignment, xsimpp
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Result, complete_groups, mean_of
 from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
-from metaphrase.evaluation.sib200 import (
-    ENGLISH,
-    XLMR_LANGUAGES,
-    evaluate_topics,
-    language_groups,
-    load_topics,
-    measured,
-    topic_files,
-    topic_pairs,
-)
-from metaphrase.evaluation.sts import STS22_GROUPS, STS_FILE, STSSet, cross_lingual, evaluate_sts, load_sts_folder
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     DataUnavailable,
+    Find,
     Settings,
     Subject,
     folder_name,
@@ -56,16 +35,6 @@ from metaphrase.evaluation.suites.benchmarks import (
     text_size,
     wanted_languages,
 )
-from metaphrase.evaluation.word_alignment import (
-    RULES,
-    GoldPair,
-    evaluate_word_alignment,
-    load_gold_lines,
-    load_wpt,
-    peer_scores,
-    tune_rule,
-)
-from metaphrase.evaluation.xsimpp import NEIGHBOURS, evaluate_xsimpp
 from metaphrase.io.digests import files_sha256
 
 #: Number of neighbours in the margin of xsim.
@@ -79,19 +48,18 @@ _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and
 
 Results = dict[str, Result]
 
+
+def in_each_folder(find: Callable[[Path, Settings], Iterable[Benchmark]]) -> Find:
+    """Decorator: find the benchmarks of a folder and of its subfolders."""
+
+    def find_all(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+        for folder in folders(data):
+            yield from find(folder, settings)
+
+    return find_all
+
+
 # Retrieval
-
-
-def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
-    """Remove each ``"`` from test sets.
-
-    Reference: Li et al. 2023 (DAP), whose released code reads Tatoeba in this way.
-    """
-    stripped = {}
-    for language, one in sets.items():
-        sources, targets = (tuple(text.replace('"', "") for text in side) for side in (one.sources, one.targets))
-        stripped[language] = replace(one, sources=sources, targets=targets)
-    return stripped
 
 
 class ParallelFolder(NamedTuple):
@@ -103,10 +71,14 @@ class ParallelFolder(NamedTuple):
     settings: Settings
 
     def read(self) -> dict[str, ParallelSet]:
-        """The pairs that are measured, at most ``settings.first`` of each language, in the form of the settings."""
-        sets = load_parallel_folder(self.folder, list(self.files), self.split)
-        if self.settings.strip_quotes:
-            sets = strip_quotes(sets)
+        """The pairs that are measured, at most ``settings.first`` of each language.
+
+        ``settings.strip_quotes`` removes each ``"``, as the released code of DAP (Li et al. 2023) reads Tatoeba.
+        """
+        sets = parallel.load_parallel_folder(self.folder, list(self.files), self.split)
+        for language, one in sets.items() if self.settings.strip_quotes else ():
+            sources, targets = (tuple(text.replace('"', "") for text in side) for side in (one.sources, one.targets))
+            sets[language] = replace(one, sources=sources, targets=targets)
         return {code: one.rows(range(len(one.sources))[: self.settings.first]) for code, one in sets.items()}
 
     def benchmark(self, name: str, suite: str, protocol: str, measure: Callable[[Subject], Results]) -> Benchmark:
@@ -129,25 +101,30 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
         tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))
         split = settings.split or ("test" if tested else None)
         # The languages of a sample are fixed, and a folder may lack some of them.
-        files = parallel_files(data, settings.languages if settings.first is None else None, split)
-        chosen = {language: files[language] for language in wanted_languages(files, settings)}
-        return {folder_name(data): ParallelFolder(data, split, chosen, settings)} if chosen else {}
-    found = {}
+        files = parallel.parallel_files(data, settings.languages if settings.first is None else None, split)
+        return _parallel_folder(data, split, files, settings)
+    found: dict[str, ParallelFolder] = {}
     for folder in folders(data):
         split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
         paths = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
-        paths = [
-            path for path in paths if PARALLEL_FILE.fullmatch(path.name)
-        ] or paths  # without checksums of the files
-        files = {path.name.partition("-en.")[0]: path for path in paths}
-        chosen = {language: files[language] for language in wanted_languages(files, settings)}
-        if chosen and (split or folder.name in _TEST_SETS):
-            found[folder_name(folder)] = ParallelFolder(folder, split, chosen, settings)
+        # Checksums of the files have similar names.
+        known = [path for path in paths if parallel.PARALLEL_FILE.fullmatch(path.name)]
+        if split or folder.name in _TEST_SETS:
+            files = {path.name.partition("-en.")[0]: path for path in known or paths}
+            found |= _parallel_folder(folder, split, files, settings)
     return found
 
 
+def _parallel_folder(
+    folder: Path, split: str | None, files: Mapping[str, Path], settings: Settings
+) -> dict[str, ParallelFolder]:
+    """The test sets of a folder by name, if it has a language of the settings."""
+    chosen = {language: files[language] for language in wanted_languages(files, settings)}
+    return {folder_name(folder): ParallelFolder(folder, split, chosen, settings)} if chosen else {}
+
+
 def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
-    """The test sets of a folder or of its subfolders."""
+    """Accuracy and xsim error, each with both directions and their mean."""
     retrieved_by = "cosine" if settings.margin_k is None else f"ratio margin, k={settings.margin_k}"
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{_STRIPPED * settings.strip_quotes}; xsim (ratio margin, k={XSIM_K})"
@@ -156,7 +133,6 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
 
 
 def _measure_retrieval(name: str, tests: ParallelFolder, subject: Subject) -> Results:
-    """Accuracy and xsim error, each with both directions and their mean."""
     settings, sets = subject.settings, tests.read()
     accuracy, margin = (
         evaluate_retrieval(
@@ -180,45 +156,45 @@ def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         nested = any(folder.glob(f"*-{TARGET_LANGUAGE}/*"))
         if folder != data and folder.name.endswith(f"-{TARGET_LANGUAGE}") and not nested:
             continue  # its files are found in the folder around it
-        for protocol in settings.protocols or PROTOCOLS:
-            tuned, scored, *defaults = bucc_protocol(protocol)
-            languages = wanted_languages(bucc_languages(folder, cast("Protocol", protocol)), settings)
-            files = bucc_files(folder)
-            parts = [files[language][split] for language in languages for split in dict.fromkeys((tuned, scored))]
-            used = tuple(chain.from_iterable(part.values() for part in parts))
-            if not used:
-                continue
-            fixed = {
-                "duplicates": settings.duplicates or defaults[0],
-                "comparison": settings.comparison or defaults[1],
-            }
-            yield Benchmark(
-                f"{folder_name(folder)} {protocol}",
-                "mining",
-                f"{protocol}: threshold from {tuned}, scored on {scored}; {settings.margin} margin, k={settings.k}, "
-                f"{settings.retrieval} retrieval, {_REPEATED[fixed['duplicates']]}, score {fixed['comparison']} threshold",
-                used,
-                text_size(path for path in used if ".gold" not in path.name),
-                partial(_measure_mining, folder, protocol, languages, fixed),
-                fixed,
-            )
+        for protocol in settings.protocols or bucc.PROTOCOLS:
+            yield from _find_protocol(folder, cast("bucc.Protocol", protocol), settings)
 
 
-def _measure_mining(
-    folder: Path, protocol: Any, languages: Sequence[str], fixed: Mapping[str, Any], subject: Subject
-) -> Results:
-    result = evaluate_mining(
-        subject.model,
-        load_bucc_folder(folder, protocol, languages),
-        protocol=protocol,
-        k=subject.settings.k,
-        margin=subject.settings.margin,
-        retrieval=subject.settings.retrieval,
-        device="cuda" if torch.cuda.is_available() else None,
-        **fixed,
-        **subject.options(),
-    )
-    return {f"{folder_name(folder)} {protocol}": result}
+def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) -> Iterator[Benchmark]:
+    named = bucc.bucc_protocol(protocol)
+    name = f"{folder_name(folder)} {protocol}"
+    fixed: dict[str, Any] = {
+        "duplicates": settings.duplicates or named.duplicates,
+        "comparison": settings.comparison or named.comparison,
+    }
+    languages, files = wanted_languages(bucc.bucc_languages(folder, protocol), settings), bucc.bucc_files(folder)
+    used = tuple(path for code in languages for split in named.splits for path in files[code][split].values())
+
+    def measure(subject: Subject) -> Results:
+        result = bucc.evaluate_mining(
+            subject.model,
+            bucc.load_bucc_folder(folder, protocol, languages),
+            protocol=protocol,
+            k=subject.settings.k,
+            margin=subject.settings.margin,
+            retrieval=subject.settings.retrieval,
+            device="cuda" if torch.cuda.is_available() else None,
+            **fixed,
+            **subject.options(),
+        )
+        return {name: result}
+
+    if used:
+        yield Benchmark(
+            name,
+            "mining",
+            f"{protocol}: threshold from {named.tuned}, scored on {named.scored}; {settings.margin} margin, k={settings.k}, "
+            f"{settings.retrieval} retrieval, {_REPEATED[fixed['duplicates']]}, score {fixed['comparison']} threshold",
+            used,
+            text_size(path for path in used if ".gold" not in path.name),
+            measure,
+            fixed,
+        )
 
 
 # Semantic similarity
@@ -226,38 +202,30 @@ def _measure_mining(
 
 def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """STS-B in a folder and its subfolders, then STS22."""
-    for folder in folders(data):
-        matches = {path: STS_FILE.fullmatch(path.name) for path in folder.glob("*-test.csv*")}
-        files = {match["language"]: path for path, match in matches.items() if match}
-        if wanted := wanted_languages(sorted(files), settings):
-            read = sorted({*wanted, *({TARGET_LANGUAGE} & files.keys())})
-            used = tuple(files[language] for language in read)
-            yield Benchmark(
-                folder_name(folder),
-                "sts",
-                "Spearman of the cosine ×100, test set; in each language, and across it and English",
-                used,
-                text_size(used),
-                partial(_measure_sts, folder, wanted, read, settings.first),
-            )
+    yield from _find_stsb(data, settings)
     if settings.first is None:
         yield Benchmark("sts22", "sts", "Spearman of the cosine ×100; 18 subsets, and without fr-pl", (), 0, _sts22)
 
 
-def _measure_sts(
-    folder: Path, languages: Sequence[str], read: Sequence[str], first: int | None, subject: Subject
-) -> Results:
-    sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder, read).items()}
-    crossed = cross_lingual(sets)
+@in_each_folder
+def _find_stsb(folder: Path, settings: Settings) -> Iterator[Benchmark]:
     name = folder_name(folder)
-    results = {name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
-    return results | ({f"{name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})
+    matches = {path: sts.STS_FILE.fullmatch(path.name) for path in folder.glob("*-test.csv*")}
+    files = {match["language"]: path for path, match in matches.items() if match}
+    languages = wanted_languages(sorted(files), settings)
+    read = sorted({*languages, *({TARGET_LANGUAGE} & files.keys())})
 
+    def measure(subject: Subject) -> Results:
+        whole = sts.load_sts_folder(folder, read)
+        sets = {code: one.rows(range(len(one.scores))[: settings.first]) for code, one in whole.items()}
+        sides = {name: {code: sets[code] for code in languages}, f"{name} cross-lingual": sts.cross_lingual(sets)}
+        options = subject.options(STS_RESAMPLES)
+        return {key: sts.evaluate_sts(subject.model, some, **options) for key, some in sides.items() if some}
 
-def _evaluate_sts(
-    subject: Subject, sets: Mapping[str, STSSet], groups: Mapping[str, Sequence[str]] | None = None
-) -> Result:
-    return evaluate_sts(subject.model, sets, groups=groups, **subject.options(STS_RESAMPLES))
+    if languages:
+        used = tuple(files[language] for language in read)
+        protocol = "Spearman of the cosine ×100, test set; in each language, and across it and English"
+        yield Benchmark(name, "sts", protocol, used, text_size(used), measure)
 
 
 def _sts22(subject: Subject) -> Results:
@@ -267,107 +235,96 @@ def _sts22(subject: Subject) -> Results:
         sets = tasks.sts_sets(task)
     except (OSError, ValueError) as error:
         raise DataUnavailable(str(error).partition("\n")[0]) from error
-    return {"sts22": _evaluate_sts(subject, sets, STS22_GROUPS)}
+    return {"sts22": sts.evaluate_sts(subject.model, sets, groups=sts.STS22_GROUPS, **subject.options(STS_RESAMPLES))}
 
 
 # Word alignment
 
 
-def find_word_alignment(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
-    """The gold links in a folder and its subfolders, in the layouts of `load_wpt` and `load_gold_lines`."""
-    for folder in folders(data):
-        for gold in sorted((*folder.glob("test.*.*.wa"), *folder.glob("*.gold"))):
-            name, read, files = _gold(gold)
-            if all(file.exists() for file in files):
-                peers = tuple(sorted(folder.glob(f"{gold.stem}.*.out"))) if gold.suffix == ".gold" else ()
-                yield Benchmark(
-                    name,
-                    "word-alignment",
-                    "AER of links between token states; tuned: layer, method, level and threshold from the first fifth of "
-                    "the pairs, measured on the others",
-                    (*files, *peers),
-                    5 * text_size(files),
-                    partial(_measure_word_alignment, name, read, files, peers, settings.first),
-                    fixed={"rules": RULES},
-                )
+@in_each_folder
+def find_word_alignment(folder: Path, settings: Settings) -> Iterator[Benchmark]:
+    """The gold links of a folder, in the layouts of `load_wpt` and `load_gold_lines`."""
+    for gold in sorted((*folder.glob("test.*.*.wa"), *folder.glob("*.gold"))):
+        yield from _find_gold(gold, settings.first)
 
 
-def _gold(gold: Path) -> tuple[str, Callable[..., list[GoldPair]], tuple[Path, ...]]:
-    """Name, reader and files of gold links."""
-    if gold.suffix == ".gold":
-        return f"{folder_name(gold.parent)} {gold.stem}", load_gold_lines, (gold.with_suffix(".src-tgt"), gold)
-    _, one, other, _ = gold.name.split(".")
-    return folder_name(gold.parent), load_wpt, (gold.with_name(f"test.{one}"), gold.with_name(f"test.{other}"), gold)
-
-
-def _measure_word_alignment(
-    name: str,
-    read: Callable[..., list[GoldPair]],
-    files: tuple[Path, ...],
-    peers: tuple[Path, ...],
-    first: int | None,
-    subject: Subject,
-) -> Results:
-    """With the default settings on all pairs, and with the best settings of the first fifth on the other pairs.
+def _find_gold(gold: Path, first: int | None) -> Iterator[Benchmark]:
+    """Gold links: measured with the default settings, and with the best settings of the first fifth on the other pairs.
 
     The settings are not tuned on a sample, and peers are not scored on it.
     """
-    pairs = read(*files)[:first]
-    peers, fifth = (peers, len(pairs) // 5) if first is None else ((), 0)
+    name, peers = folder_name(gold.parent), []
+    read: Callable[..., list[word_alignment.GoldPair]] = word_alignment.load_wpt
+    if gold.suffix == ".gold":
+        name, read, files = f"{name} {gold.stem}", word_alignment.load_gold_lines, [gold.with_suffix(".src-tgt"), gold]
+        peers = sorted(gold.parent.glob(f"{gold.stem}.*.out"))
+    else:
+        _, *sides, _ = gold.name.split(".")
+        files = [*(gold.with_name(f"test.{side}") for side in sides), gold]
 
-    def measure(start: int, aligner: EmbeddingAligner | None = None, **facts: Any) -> Result:
-        others = {path.name: 100 * peer_scores(pairs, path, first=start).aer for path in peers}
-        result = evaluate_word_alignment(
-            subject.model,
-            {name: pairs[start:]},
-            sha256={name: files_sha256(files)},
-            name=subject.name,
-            aligner=aligner,
-            batch_size=subject.batch_size,
-            resamples=subject.settings.resamples,
-            seed=subject.settings.seed,
-            show_progress=subject.show_progress,
+    def measure(subject: Subject) -> Results:
+        pairs = read(*files)[:first]
+
+        def measured_from(start: int, aligner: EmbeddingAligner | None = None, **facts: Any) -> Result:
+            scored = peers if first is None else []
+            others = {path.name: 100 * word_alignment.peer_scores(pairs, path, first=start).aer for path in scored}
+            result = word_alignment.evaluate_word_alignment(
+                subject.model,
+                {name: pairs[start:]},
+                sha256={name: files_sha256(files)},
+                name=subject.name,
+                aligner=aligner,
+                batch_size=subject.batch_size,
+                resamples=subject.settings.resamples,
+                seed=subject.settings.seed,
+                show_progress=subject.show_progress,
+            )
+            return replace(result, facts=facts | ({"peers": others} if others else {}))
+
+        results = {name: measured_from(0)}
+        if first is None and (fifth := len(pairs) // 5):
+            layer, rule, tried = word_alignment.tune_rule(subject.model, pairs[:fifth], batch_size=subject.batch_size)
+            aligner = EmbeddingAligner(subject.model, layer=layer, batch_size=subject.batch_size, **rule._asdict())
+            rows = [{"layer": at, **one._asdict(), "aer": 100 * aer} for (at, one), aer in tried.items()]
+            results[f"{name} tuned"] = measured_from(fifth, aligner, tried=rows)
+        return results
+
+    if all(file.exists() for file in files):
+        protocol = (
+            "AER of links between token states; tuned: layer, method, level and threshold from the first fifth of the pairs, "
+            "measured on the others"
         )
-        return replace(result, facts=facts | ({"peers": others} if others else {}))
-
-    results = {name: measure(0)}
-    if fifth:
-        layer, rule, tried = tune_rule(subject.model, pairs[:fifth], batch_size=subject.batch_size)
-        aligner = EmbeddingAligner(subject.model, layer=layer, batch_size=subject.batch_size, **rule._asdict())
-        rows = [{"layer": at, **one._asdict(), "aer": 100 * aer} for (at, one), aer in tried.items()]
-        results[f"{name} tuned"] = measure(fifth, aligner, tried=rows)
-    return results
+        used = (*files, *peers)
+        yield Benchmark(
+            name, "word-alignment", protocol, used, 5 * text_size(files), measure, {"rules": word_alignment.RULES}
+        )
 
 
 # Answer retrieval
 
 
-def find_answer_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+@in_each_folder
+def find_answer_retrieval(folder: Path, settings: Settings) -> Iterator[Benchmark]:
     """XQuAD-R, in a folder of this name."""
-    for folder in folders(data):
-        files = answer_files(folder) if folder_name(folder) == "xquad-r" else {}
-        wanted = wanted_languages(files, settings)
-        if len(wanted) > 1:
-            used = tuple(files[language] for language in wanted)
-            yield Benchmark(
-                "xquad-r",
-                "answer-retrieval",
-                f"answers in one pool of {len(wanted)} languages, by cosine; text of a candidate: {settings.answer_text}",
-                used,
-                text_size(used) * _ANSWER_WORK[settings.answer_text],
-                partial(_measure_answers, folder, wanted, settings.first),
-            )
+    files = answer_retrieval.answer_files(folder) if folder_name(folder) == "xquad-r" else {}
+    languages = wanted_languages(files, settings)
 
+    def measure(subject: Subject) -> Results:
+        sets = answer_retrieval.load_answer_folder(folder, languages)
+        results = answer_retrieval.evaluate_answer_retrieval(
+            subject.model,
+            {language: one.first_questions(settings.first) for language, one in sets.items()},
+            answer_text=subject.settings.answer_text,
+            **subject.options(STS_RESAMPLES),
+        )
+        return {f"xquad-r {measure}": result for measure, result in results.items()}
 
-def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> Results:
-    sets = load_answer_folder(folder, languages)
-    results = evaluate_answer_retrieval(
-        subject.model,
-        {language: one.first_questions(first) for language, one in sets.items()},
-        answer_text=subject.settings.answer_text,
-        **subject.options(STS_RESAMPLES),
-    )
-    return {f"xquad-r {measure}": result for measure, result in results.items()}
+    if len(languages) > 1:
+        text = settings.answer_text
+        protocol = f"answers in one pool of {len(languages)} languages, by cosine; text of a candidate: {text}"
+        used = tuple(files[language] for language in languages)
+        work = text_size(used) * _ANSWER_WORK[text]
+        yield Benchmark("xquad-r", "answer-retrieval", protocol, used, work, measure)
 
 
 # SIB-200
@@ -376,46 +333,43 @@ def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, 
 def _topic_folders(data: Path | None, settings: Settings) -> Iterator[dict[str, dict[str, Path]]]:
     """SIB-200, in a folder of this name: the files of English and of the other languages by split."""
     for folder in folders(data):
-        files = topic_files(folder) if folder_name(folder) == "sib200" else {}
+        files = sib200.topic_files(folder) if folder_name(folder) == "sib200" else {}
         # "fa" is pes_Arab, although prs_Arab has the same standard code.
         named = {standard_code(code) or code: code for code in files}
-        named |= {language: code for language, code in XLMR_LANGUAGES.items() if code in files}
+        named |= {language: code for language, code in sib200.XLMR_LANGUAGES.items() if code in files}
         asked = list(files) if settings.languages is None else [named[x] for x in settings.languages if x in named]
-        wanted = [language for language in dict.fromkeys(asked) if language != ENGLISH]
-        if wanted and ENGLISH in files:
-            yield {language: files[language] for language in (ENGLISH, *wanted)}
+        wanted = [language for language in dict.fromkeys(asked) if language != sib200.ENGLISH]
+        if wanted and sib200.ENGLISH in files:
+            yield {language: files[language] for language in (sib200.ENGLISH, *wanted)}
 
 
 def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """Retrieval and topics of SIB-200."""
+    protocol = (
+        "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured on test, or "
+        "dev without test"
+    )
     for files in _topic_folders(data, settings):
         used = tuple(path for splits in files.values() for path in splits.values())
-        yield Benchmark(
-            "sib200",
-            "sib200",
-            "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
-            "on test, or dev without test",
-            used,
-            text_size(used),
-            partial(_measure_sib200, files, settings.first),
-            {"intervals": "shared items"},
-        )
+        measure = partial(_measure_sib200, files, settings.first)
+        fixed = {"intervals": "shared items"}
+        yield Benchmark("sib200", "sib200", protocol, used, text_size(used), measure, fixed)
 
 
 def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, subject: Subject) -> Results:
     """Retrieval and topics; a sample is measured, but the classifier is trained on all English sentences."""
-    whole = load_topics(files)
+    whole = sib200.load_topics(files)
     sets = {language: one.first_sentences(first) for language, one in whole.items()}
     trained = subject.settings.trained_languages or ()
     retrieval = evaluate_retrieval(
         subject.model,
-        topic_pairs(sets),
-        groups=language_groups([language for language in files if language != ENGLISH], trained),
+        sib200.topic_pairs(sets),
+        groups=sib200.language_groups([language for language in files if language != sib200.ENGLISH], trained),
         shared_items=True,
         **subject.options(),
     )
-    topics = evaluate_topics(
-        subject.model, sets, train=whole[ENGLISH], trained=trained, **subject.options(STS_RESAMPLES)
+    topics = sib200.evaluate_topics(
+        subject.model, sets, train=whole[sib200.ENGLISH], trained=trained, **subject.options(STS_RESAMPLES)
     )
     return {"sib200": replace(retrieval, suite="sib200"), "sib200 topics": topics}
 
@@ -425,7 +379,7 @@ def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, 
 
 def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
-    protocol = f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors"
+    protocol = f"xx→en by ratio margin, k={xsimpp.NEIGHBOURS}, among the targets and English distractors"
     for name, tests in parallel_folders(data, settings).items():
         yield tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
     for files in _topic_folders(data, settings):
@@ -436,13 +390,13 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 
 
 def _measure_xsimpp(name: str, read: Callable[[], Mapping[str, ParallelSet]], subject: Subject) -> Results:
-    return {f"{name} xsim++": evaluate_xsimpp(subject.model, read(), **subject.options(STS_RESAMPLES))}
+    return {f"{name} xsim++": xsimpp.evaluate_xsimpp(subject.model, read(), **subject.options(STS_RESAMPLES))}
 
 
 def _sib200_pairs(files: Mapping[str, Mapping[str, Path]], first: int | None) -> dict[str, ParallelSet]:
-    sets = load_topics(files)
-    split = measured(sets[ENGLISH])
-    return topic_pairs({code: one.split_only(split).first_sentences(first) for code, one in sets.items()})
+    sets = sib200.load_topics(files)
+    split = sib200.measured(sets[sib200.ENGLISH])
+    return sib200.topic_pairs({code: one.split_only(split).first_sentences(first) for code, one in sets.items()})
 
 
 # MTEB
@@ -453,12 +407,12 @@ def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     local = parallel_folders(data, settings)
     known = [name for name in local if name in _TEST_SETS]
     for name in settings.tasks or known or local:
-        if name in local:
+        tests = local.get(name)
+        measure = partial(_measure_mteb, name, tests)
+        if tests is not None:
             protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{_STRIPPED * settings.strip_quotes}"
-            measure = partial(_measure_mteb, name, local[name])
-            yield local[name].benchmark(f"mteb {name}", "mteb", protocol, measure)
+            yield tests.benchmark(f"mteb {name}", "mteb", protocol, measure)
         else:
-            measure = partial(_measure_mteb, name, None)
             yield Benchmark(f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, measure)
 
 
@@ -479,6 +433,6 @@ def _measure_mteb(name: str, tests: ParallelFolder | None, subject: Subject) -> 
             raise
         raise DataUnavailable(str(error).partition("\n")[0]) from error
     (result,) = found.values()
-    groups = complete_groups(STS22_GROUPS if name.startswith("STS22") else {}, result.languages)
+    groups = complete_groups(sts.STS22_GROUPS if name.startswith("STS22") else {}, result.languages)
     means = {group: mean_of([result.languages[one] for one in members]) for group, members in groups.items()}
     return {f"mteb {name}": replace(result, groups=means)}

@@ -233,26 +233,19 @@ def evaluate_models(options: EvaluateOptions, note: Note = lambda item: None) ->
     """Measure ``options.model`` and ``options.also``, compare each with the baseline, and write the results as one file."""
     results = _evaluate(options, list(dict.fromkeys([options.model, *options.also])), note)
     baseline, *_ = [one.pop("baseline", None) for one in results]
-    rows = [_model_score(name, one) for one in results for name in one["scores"]]
+    rows = []
+    for one in results:
+        for name, scores in one["scores"].items():
+            pooled = one.get("comparisons", {}).get(name, {}).get("pooled", {})
+            difference = {key: pooled.get(key) for key in ("before", "difference", "interval", "verdict", "n")}
+            score, lower_is_better = scores["average"]["score"], scores["lower_is_better"]
+            rows.append(ModelScore(name, one["model"], scores["measure"], lower_is_better, score, **difference))
     names = list(dict.fromkeys(row.data for row in rows))
     rows.sort(key=lambda row: (names.index(row.data), row.score if row.lower_is_better else -row.score))
     evaluations = Evaluations(results, rows, baseline)
     for path in options.outputs:
         write_json(path, evaluations.to_dict())
     return evaluations
-
-
-def _model_score(name: str, results: Mapping[str, Any]) -> ModelScore:
-    scores, compared = results["scores"][name], results.get("comparisons", {}).get(name)
-    keys = ("before", "difference", "interval", "verdict", "n")
-    return ModelScore(
-        name,
-        results["model"],
-        scores["measure"],
-        scores["lower_is_better"],
-        scores["average"]["score"],
-        **{key: compared["pooled"][key] for key in keys} if compared else {},
-    )
 
 
 def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> list[dict[str, Any]]:

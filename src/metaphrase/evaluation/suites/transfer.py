@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,11 @@ from metaphrase.evaluation.suites.benchmarks import (
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
 from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, finetune_classification
 from metaphrase.evaluation.transfer.data import ENGLISH, QUESTIONS, Format, files_of, pairs_format, treebank_format
-from metaphrase.evaluation.transfer.frozen import Probe, probe_pairs, probe_tags, run_probe
-from metaphrase.evaluation.transfer.options import FineTuningArguments
+from metaphrase.evaluation.transfer.frozen import C, Probe, probe_pairs, probe_tags
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
+from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
+from metaphrase.evaluation.transfer.running import average
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
 from metaphrase.exceptions import DataError
 from metaphrase.io.digests import files_sha256
@@ -70,7 +72,7 @@ class FineTunedTask:
         found = [one for split in self.splits.values() for one in files_of(folder, self.form, split)]
         return tuple(sorted(path for language, path in found if language in {*languages, ENGLISH}))
 
-    def sources(self, folder: Path) -> dict[str, str]:
+    def sources(self, folder: Path) -> dict[str, Any]:
         """Options that name its data."""
         return {option: f"{folder}@{split}" for option, split in self.splits.items()}
 
@@ -173,11 +175,25 @@ def _limits(scale: Mapping[str, Any]) -> str:
 def _measure_probe(
     name: str, probe: Probe, folder: Path, languages: Sequence[str], files: Sequence[Path], subject: Subject
 ) -> dict[str, Result]:
+    """Train a probe on English, measure it in each language, and resample the items of its first metric."""
     start = time.perf_counter()
     task = FINETUNED[name]
+    options = FineTuningOptions(
+        **task.sources(folder), languages=list(languages), selection="last", limit_test=probe.limit_test, model=""
+    )
     with _no_further_files(task, folder, languages, files):
-        found = run_probe(probe, task.form, task.sources(folder), languages, subject.model, subject.encoding())
-    found |= {"seconds": round(time.perf_counter() - start, 1), "versions": versions(), "model": subject.name}
+        benchmark = load_benchmark(options, task.form, seed=42)
+        scores = probe.measure(benchmark, subject.model, subject.encoding())
+    rows = {code: {"n": len(benchmark.test[code]), **asdict(score)} for code, score in scores.items()}
+    found = {
+        "data": benchmark.facts("train", "test"),
+        "languages": rows,
+        "average": average(rows),
+        "settings": {"c": C, "limit_test": probe.limit_test},
+        "seconds": round(time.perf_counter() - start, 1),
+        "versions": versions(),
+        "model": subject.name,
+    }
     results = {}
     for title, result in finetuned_results(name, found).items():
         if result.statistic is not None:

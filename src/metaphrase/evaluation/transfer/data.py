@@ -17,9 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -224,13 +223,6 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
 # Questions
 
 
-def _question(item: str, row: Row, context: str) -> Row:
-    answers = [(answer["text"], answer["answer_start"]) for answer in row["answers"]]
-    texts, starts = zip(*answers, strict=True) if answers else ((), ())
-    gold = {"text": list(texts), "answer_start": list(starts)}
-    return {"item": item, "question": row["question"], "context": context, "answers": gold}
-
-
 def _read_questions(path: Path, language: str) -> Iterator[Row]:
     with open_text(path) as file:
         try:
@@ -242,7 +234,9 @@ def _read_questions(path: Path, language: str) -> Iterator[Row]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
-                yield _question(question["id"], question, paragraph["context"])
+                answers = {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")}
+                row = {"item": question["id"], "question": question["question"], "context": paragraph["context"]}
+                yield row | {"answers": answers}
 
 
 #: SQuAD's JSON: SQuAD itself, XQuAD, MLQA (context and question of one language: XLT) and XTREME's translations of SQuAD.
@@ -328,54 +322,6 @@ def _fused(sentence: Sequence[Sequence[str]], language: str) -> tuple[list[str],
             words.append(fields[1])
             kept.append(fields[3])
     return words, kept
-
-
-# Splitting
-
-
-def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, seed: int) -> dict[str, str]:
-    """Distribute the English items over parts, which are filled one by one with random groups; the last receives the rest.
-
-    Items with the same premise or paragraph are a group.
-    """
-    members: dict[str, list[str]] = {}
-    for item, key in zip(english["item"], english[group], strict=True):
-        members.setdefault(key, []).append(item)
-    keys = sorted(members)
-    random.Random(seed).shuffle(keys)
-    parts, dealt = iter(shares.items()), 0
-    part_of: dict[str, str] = {}
-    part, bound = next(parts)
-    for key in keys:
-        while dealt >= round(bound * len(english)) and (following := next(parts, None)) is not None:
-            part, share = following
-            bound += share
-        part_of.update((item, part) for item in members[key])
-        dealt += len(members[key])
-    return part_of
-
-
-def take(sets: Languages, part_of: Mapping[str, str], part: str) -> Languages:
-    """Items of a part in each language."""
-    return {
-        language: data.select([at for at, item in enumerate(data["item"]) if part_of.get(item) == part])
-        for language, data in sets.items()
-    }
-
-
-def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) -> Dataset:
-    """Add the English originals as columns to translated items, for code-switching."""
-    place = {item: at for at, item in enumerate(english["item"])}
-    rows = []
-    for row in translated:
-        if row["item"] in place:
-            original = english[place[row["item"]]]
-            rows.append(row | {column + columns.suffix: original[column] for column in columns.switched})
-    if not rows:
-        raise DataError("No translated item has an English original. Their identifiers differ.")
-    if len(rows) < len(translated):
-        logger.info("%d of %d items have no English original.", len(translated) - len(rows), len(translated))
-    return Dataset.from_list(rows)
 
 
 def digest(data: Dataset) -> str:

@@ -9,8 +9,7 @@ A probe shows what is in the features, and a fine-tuned encoder what it can lear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,10 +27,7 @@ from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.corpus.words import Words
 from metaphrase.evaluation.encoding import EncodingOptions, encode_texts
 from metaphrase.evaluation.transfer.classification import score_classes
-from metaphrase.evaluation.transfer.data import ENGLISH, Format, TransferData
-from metaphrase.evaluation.transfer.options import FineTuningOptions
-from metaphrase.evaluation.transfer.planning import load_benchmark
-from metaphrase.evaluation.transfer.running import average
+from metaphrase.evaluation.transfer.data import ENGLISH, TransferData
 from metaphrase.evaluation.transfer.tagging import score_tags
 from metaphrase.evaluation.transfer.tasks import Score
 from metaphrase.mining.search import unit_rows
@@ -52,32 +48,6 @@ class Probe(NamedTuple):
     limit_test: int
     work: float
     description: str
-
-
-def run_probe(
-    probe: Probe,
-    form: Format,
-    sources: Mapping[str, Any],
-    languages: Sequence[str],
-    model: SentenceTransformer,
-    encoding: EncodingOptions,
-) -> dict[str, Any]:
-    """Train a probe on English and measure it in each language.
-
-    Returns the part of the result of :func:`metaphrase.evaluation.transfer.running.fine_tune` that is not about training.
-    """
-    options = FineTuningOptions(
-        **sources, languages=list(languages), selection="last", limit_test=probe.limit_test, model=""
-    )
-    benchmark = load_benchmark(options, form, seed=42)
-    scores = probe.measure(benchmark, model, encoding)
-    rows = {code: {"n": len(benchmark.test[code]), **asdict(score)} for code, score in scores.items()}
-    return {
-        "data": benchmark.facts("train", "test"),
-        "languages": rows,
-        "average": average(rows),
-        "settings": {"c": C, "limit_test": probe.limit_test},
-    }
 
 
 def _fit(features_nf: NDArray[Any], labels: Sequence[Any], c: float) -> Pipeline:

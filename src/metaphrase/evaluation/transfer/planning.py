@@ -1,26 +1,21 @@
-"""Training and test data of a benchmark, and the training runs of a mode."""
+"""Training, dev and test data of a benchmark: read or split, and distributed over the training runs of a mode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from datasets import Dataset, concatenate_datasets
 
 from metaphrase.corpus.code_switching import PairedTexts
-from metaphrase.evaluation.transfer.data import (
-    ENGLISH,
-    Format,
-    Languages,
-    TransferData,
-    read_languages,
-    split_items,
-    take,
-    with_originals,
-)
+from metaphrase.evaluation.transfer.data import ENGLISH, Format, Languages, TransferData, read_languages
 from metaphrase.evaluation.transfer.options import FineTuningOptions, Mode
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.configuration import split_list
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,9 +39,9 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
             raise UsageError("--halves replaces --train, --dev and --test. Pass either --halves or the other three.")
         sets = read_languages(options.halves, form, split="dev", languages=_with_english(languages))
         shares = {"test": 0.5, "dev": 0.0 if options.selection == "last" else options.dev_share, "train": 1.0}
-        part_of = split_items(sets[ENGLISH], form.group, shares, seed=seed)
-        parts = (take(sets, part_of, part) for part in ("train", "dev", "test"))
-        train, dev, test = map(select_languages, parts, (trained, languages and chosen_by, languages))
+        parts = split_items(sets, form.group, shares, seed=seed)
+        chosen = {"train": trained, "dev": languages and chosen_by, "test": languages}
+        train, dev, test = (select_languages(parts[part], some) for part, some in chosen.items())
     else:
         if options.train is None or options.test is None:
             raise UsageError("Pass --train and --test, or --halves.")
@@ -58,13 +53,57 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
             dev = read_languages(options.dev, form, split="dev", languages=chosen_by)
         else:
             shares = {"dev": options.dev_share, "train": 1.0}
-            part_of = split_items(train[ENGLISH], form.group, shares, seed=seed)
-            train, dev = take(train, part_of, "train"), take(train, part_of, "dev")
+            parts = split_items(train, form.group, shares, seed=seed)
+            train, dev = parts["train"], parts["dev"]
     return TransferData(
         train={code: _head(data, options.limit_train) for code, data in train.items()},
         dev={code: _head(data, options.limit_test) for code, data in dev.items() if len(data)},
         test={code: _head(data, options.limit_test) for code, data in test.items() if len(data)},
     )
+
+
+def split_items(sets: Languages, group: str, shares: Mapping[str, float], *, seed: int) -> dict[str, Languages]:
+    """Distribute the items over parts, which are filled one by one with random groups; the last receives the rest.
+
+    English items with the same premise or paragraph are a group. The translations of an item are in the same part.
+    """
+    english = sets[ENGLISH]
+    members: dict[str, list[str]] = {}
+    for item, key in zip(english["item"], english[group], strict=True):
+        members.setdefault(key, []).append(item)
+    keys = sorted(members)
+    random.Random(seed).shuffle(keys)
+    parts, dealt = iter(shares.items()), 0
+    part_of: dict[str, str] = {}
+    part, bound = next(parts)
+    for key in keys:
+        while dealt >= round(bound * len(english)) and (following := next(parts, None)) is not None:
+            part, share = following
+            bound += share
+        part_of.update((item, part) for item in members[key])
+        dealt += len(members[key])
+    return {
+        part: {
+            language: data.select([at for at, item in enumerate(data["item"]) if part_of.get(item) == part])
+            for language, data in sets.items()
+        }
+        for part in shares
+    }
+
+
+def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) -> Dataset:
+    """Add the English originals as columns to translated items, for code-switching."""
+    place = {item: at for at, item in enumerate(english["item"])}
+    rows = []
+    for row in translated:
+        if row["item"] in place:
+            original = english[place[row["item"]]]
+            rows.append(row | {column + columns.suffix: original[column] for column in columns.switched})
+    if not rows:
+        raise DataError("No translated item has an English original. Their identifiers differ.")
+    if len(rows) < len(translated):
+        logger.info("%d of %d items have no English original.", len(translated) - len(rows), len(translated))
+    return Dataset.from_list(rows)
 
 
 def select_languages(sets: Languages, languages: Sequence[str] | None) -> Languages:
