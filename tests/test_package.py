@@ -1,4 +1,5 @@
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -79,6 +80,16 @@ def test_a_process_is_kept_out_of_denormal_numbers():
     assert torch.tensor([1e-39]) * 1 > 0
     prepare_process()
     assert torch.tensor([1e-39]) * 1 == 0
+
+
+def test_a_process_keeps_few_kernels_of_bfloat16_unless_told_otherwise(monkeypatch):
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, "7")
+    prepare_process()
+    assert os.environ[name] == "7"
+    monkeypatch.delenv(name)
+    prepare_process()
+    assert os.environ[name] == "64"
 
 
 def test_the_container_installs_and_runs_the_demo():
