@@ -276,6 +276,7 @@ def test_runs_can_be_built_before_the_first_is_executed(settings, tmp_path, monk
 
 def test_the_interval_of_evaluations_is_the_configured_one(settings, tmp_path):
     changes = {"recipe": "tr", "test": [], "dev": settings["corpus"], "eval_steps": 1, "max_steps": 2}
+    changes["metric_for_best_model"] = "eval_sequential_score"  # which Sentence Transformers adds
     run = TrainingRun(RunConfig(**settings | changes, output_dir=str(tmp_path / "out")))
     run.execute()
     assert [log["step"] for log in run.trainer.state.log_history if "eval_dev_mean_accuracy" in log] == [1, 2]

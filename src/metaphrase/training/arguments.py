@@ -161,9 +161,12 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
 
 
 def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) -> None:
-    """Refuse a metric for the best model that is not among those of the evaluator."""
+    """Refuse a metric for the best model that is not among those of the evaluator.
+
+    Sentence Transformers adds ``sequential_score``, the score of the last evaluator.
+    """
     wanted = args.metric_for_best_model
-    if wanted is not None and wanted.removeprefix("eval_") not in metrics:
+    if wanted is not None and wanted.removeprefix("eval_") not in (*metrics, "sequential_score"):
         known = [f"eval_{name}" for name in metrics]
         raise UsageError(
             f"--metric_for_best_model {wanted} is not measured{did_you_mean(wanted, known)}; choose one of "
