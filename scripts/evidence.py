@@ -297,10 +297,8 @@ class Evidence:
         started = time.perf_counter()
         path = self.vector_path(cell)
         work = self.work / "training" / path.stem
-        if work.exists():
-            shutil.rmtree(
-                work
-            )  # of an interrupted run; training is short, and its passes are counted from the first step
+        # Training is short, and its passes are counted from the first step: an interrupted one is repeated.
+        shutil.rmtree(work, ignore_errors=True)
         model = self.load()
         with counted_passes(model) as passes:
             config = self.run_config(cell, work)
