@@ -307,6 +307,12 @@ def test_a_default_language_does_not_hide_those_of_the_columns(tmp_path, languag
     assert corpus.report.languages == dict.fromkeys(languages, 1)
 
 
+def test_a_language_that_no_column_can_state_is_missing_before_anything_is_read(tmp_path):
+    write(tmp_path / "pairs.tsv", "source\ttarget\nneno\tword\n")
+    with pytest.raises(FileNotFoundError, match=r"no pairs for fr\. Its languages: sw"):
+        find_files(tmp_path / "pairs.tsv", source_lang="sw", languages=["sw", "fr"])
+
+
 def test_splits_of_a_folder(tmp_path):
     make_folder(tmp_path)
     tsv(tmp_path / "te-en.tsv", many(7))

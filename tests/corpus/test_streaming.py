@@ -16,6 +16,7 @@ from metaphrase.corpus import Cleaning, load_corpus
 from metaphrase.corpus.loading import mix, shares
 from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.readers import read_parallel
+from metaphrase.exceptions import CorpusError
 from tests.corpus.samples import (
     DEMO,
     PAIRS,
@@ -180,6 +181,8 @@ def test_the_limit_of_a_stream_counts_languages_of_columns_in_other_files(tmp_pa
     write(tmp_path / "te-en.tsv", "padam\ta word\n")
     stream = load_corpus(tmp_path, limit=2, streaming=True).dataset
     assert Counter(row["source_lang"] for row in stream) == {"sw": 2, "te": 2}
+    with pytest.raises(CorpusError, match=r"sw-en\.tsv has rows in other languages"):
+        load_corpus(tmp_path, limit=2, temperature=0.5, streaming=True)
 
 
 def test_a_stream_has_the_columns_that_only_later_rows_fill(tmp_path):

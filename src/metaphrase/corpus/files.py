@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from metaphrase.corpus.codes import NO_CODES, bare_language, language_code
-from metaphrase.corpus.hub import is_hub_name, parse_hub_name
+from metaphrase.corpus.hub import is_hub_name, parse_hub_name, stream_rows
 from metaphrase.corpus.kinds import check_distinct, check_regular
-from metaphrase.corpus.text import MAX_EXPANSION
+from metaphrase.corpus.text import MAX_EXPANSION, read_lines
 from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
 from metaphrase.io.digests import PinnedFile
 
@@ -35,6 +35,9 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
 _NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
 _PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
+#: Lines that show which columns a file has.
+_PEEKED = 100
+_LANGUAGE_COLUMN = re.compile("(source|target)_lang", re.IGNORECASE)
 
 
 #: Names of files and folders of parallel text, or data sets in memory.
@@ -123,12 +126,39 @@ def find_files(
             )
     found = {file.language for file in files}
     if wanted:
-        if not unnamed and (missing := [language for language in wanted if language not in found]):
+        missing = [language for language in wanted if language not in found]
+        if missing and None not in found and not any(states_languages(files[i]) for i in unnamed):
             available = ", ".join(sorted(filter(None, found))) or "none"
             raise MissingFileError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {available}.")
         files = [file for i, file in enumerate(files) if i in unnamed or file.language in wanted]
     check_distinct(file.paths for file in files)
     return files
+
+
+def states_languages(file: BitextFile) -> bool:
+    """Whether the first rows of a file state languages in columns of their own, which may differ from the file's.
+
+    A damaged Parquet file is left to its reader.
+    """
+    names: Iterable[str]
+    if file.format in ("tmx", "moses"):
+        return False
+    if file.format == "parquet":
+        try:
+            names = pq.read_schema(file.paths[0]).names
+        except (OSError, pa.ArrowException):
+            return True
+    elif file.format in ("hub", "dataset"):
+        names = next(iter(dataset_rows(file)), {})
+    else:
+        names = [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
+    return any(_LANGUAGE_COLUMN.search(name) for name in names)
+
+
+def dataset_rows(file: BitextFile) -> Iterable[dict[str, Any]]:
+    """The rows of a data set on the Hub or in memory."""
+    rows: Iterable[dict[str, Any]] = file.rows
+    return stream_rows(file.name, file.split, file.revision) if file.format == "hub" else rows
 
 
 def _with_columns(files: list[BitextFile], source: str | None, target: str | None) -> list[BitextFile]:

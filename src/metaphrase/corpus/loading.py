@@ -306,7 +306,7 @@ def stream_files(
     """
     report = CorpusReport()
     groups: dict[str | None, Sequence[BitextFile]] = {}
-    facts, optional, are_mixed = [], set[str](), False
+    facts, optional, mixed = [], set[str](), list[BitextFile]()
     files = [file.pinned() for file in files]
     for file in files:
         glance = CorpusReport(logged={file.name})
@@ -321,16 +321,15 @@ def stream_files(
             raise unknown_language(file)
         languages = list(dict.fromkeys(columns["source_lang"] for columns in known))
         facts.append(describe_file(file, languages))
-        are_mixed = are_mixed or languages != [file.language]
+        chosen = selection.languages.intersection(languages) if selection.languages else {*languages}
+        if file.language is None or chosen - {file.language}:
+            mixed.append(file)
         groups[file.language] = [*groups.get(file.language, ()), file]
     features = row_features(optional)
-    if temperature is not None and None in groups:
-        raise CorpusError(
-            f"A stream mixes languages by file, but the name of {file_names(groups[None])} states no language. Split the "
-            "file by language, or read it without streaming."
-        )
     in_order = selection.limit is not None or selection.drop_duplicates
-    if in_order and are_mixed:  # rows may be in the language of another group
+    if temperature is not None:
+        _check_mixture(groups.get(None, ()), mixed if in_order else ())
+    if in_order and mixed:  # rows may be in the language of another group
         groups = {None: files}
     streams = [
         IterableDataset.from_generator(
@@ -358,6 +357,21 @@ def stream_files(
         stopping_strategy="all_exhausted_without_replacement" if once else "all_exhausted",
     )
     return dataset, report, facts
+
+
+def _check_mixture(unnamed: Sequence[BitextFile], mixed: Sequence[BitextFile]) -> None:
+    """Refuse files that have to be one stream, whose languages cannot be mixed by a temperature."""
+    if unnamed:
+        raise CorpusError(
+            f"A stream mixes languages by file, but the name of {file_names(unnamed)} states no language. Split the "
+            "file by language, or read it without streaming."
+        )
+    if mixed:
+        raise CorpusError(
+            f"A stream mixes languages by file, but {file_names(mixed)} has rows in other languages than its name states, "
+            "which a limit and the removal of duplicates take into account. Split the file by language, or read it without "
+            "streaming."
+        )
 
 
 def _stream_rows(

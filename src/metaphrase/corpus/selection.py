@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from metaphrase.corpus.cleaning import Cleaning, tidy_row
-from metaphrase.corpus.files import BitextFile, unknown_language
-from metaphrase.corpus.readers import read_pairs, states_languages
+from metaphrase.corpus.files import BitextFile, states_languages, unknown_language
+from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport, Counts
 from metaphrase.corpus.rows import OPTIONAL, Row
 from metaphrase.exceptions import CorpusError

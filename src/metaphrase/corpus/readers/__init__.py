@@ -5,16 +5,10 @@ A reader yields the numbered rows of a file, or a `BadLine` for an unusable line
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
-
-from metaphrase.corpus.files import BitextFile, find_file
-from metaphrase.corpus.hub import stream_rows
+from metaphrase.corpus.files import BitextFile, dataset_rows, find_file
 from metaphrase.corpus.readers.columns import read_records
 from metaphrase.corpus.readers.csv import read_csv
 from metaphrase.corpus.readers.jsonl import read_jsonl
@@ -24,22 +18,14 @@ from metaphrase.corpus.readers.tmx import read_tmx
 from metaphrase.corpus.readers.tsv import read_tsv
 from metaphrase.corpus.report import CorpusReport, format_examples
 from metaphrase.corpus.rows import Row, check_row
-from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, read_lines
+from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.digests import unchanged
-
-#: Lines that show which columns a file has.
-_PEEKED = 100
-_LANGUAGE_COLUMN = re.compile("(source|target)_lang", re.IGNORECASE)
 
 
 def read_dataset(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
     """Read a data set of the library `datasets`: in memory, or as a stream from the Hub."""
-    yield from read_records(enumerate(_dataset_rows(file), 1), file)
-
-
-def _dataset_rows(file: BitextFile) -> Iterable[dict[str, Any]]:
-    return stream_rows(file.name, file.split, file.revision) if file.format == "hub" else file.rows
+    yield from read_records(enumerate(dataset_rows(file), 1), file)
 
 
 #: The reader of each format of a `BitextFile`.
@@ -53,20 +39,6 @@ READERS: dict[str, Callable[[BitextFile, int], Iterator[tuple[int, Row | BadLine
     "hub": read_dataset,
     "dataset": read_dataset,
 }
-
-
-def states_languages(file: BitextFile) -> bool:
-    """Whether the first rows of a file state languages in columns of their own, which may differ from the file's."""
-    names: Iterable[str]
-    if file.format in ("tmx", "moses"):
-        return False
-    if file.format == "parquet":
-        names = pq.read_schema(file.paths[0]).names
-    elif file.format in ("hub", "dataset"):
-        names = next(iter(_dataset_rows(file)), {})
-    else:
-        names = [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
-    return any(_LANGUAGE_COLUMN.search(name) for name in names)
 
 
 def read_pairs(
