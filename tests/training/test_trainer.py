@@ -280,7 +280,7 @@ def test_the_duration_of_a_resumed_run_is_that_of_all_its_parts(make_trainer):
     whole.train()
     resumed = make_trainer(folder="resumed", **options)
     resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-1"))
-    assert resumed.training_seconds > 100
+    assert resumed.training_seconds >= 100  # rounded to a tenth; the steps themselves may take less
 
 
 def test_data_without_a_whole_batch_are_refused(make_trainer, rows):
