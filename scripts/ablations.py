@@ -8,8 +8,9 @@ A grid is a file in ``configs/ablations``. All other options are those of ``meta
 ``--set OPTION=VALUE`` does the same; ``--set OBJECTIVE.ARGUMENT=VALUE`` applies to the cells that contain the objective.
 Each cell and seed is a :class:`metaphrase.TrainingRun`, evaluated by translation retrieval in both directions. Its result
 is a JSON file, named by a digest of everything that determines it, so that an interrupted program resumes with the missing
-runs. The program also writes ``results.json``, ``table.md`` and plots. ``--keep`` copies the results to
-``scripts/results/ablations`` and docs/ablations.md, unless the stored results have more seeds or steps.
+runs. The program also writes ``results.json``, ``table.md`` and plots. ``--keep`` stores the results in
+``scripts/results/ablations``, unless the stored results have more seeds or steps, and writes them to docs/ablations.md, as
+``python scripts/ablations.py --write`` does with all stored results.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Options:
         default_factory=list,
         metadata={"help": "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", "action": "extend"},
     )
-    keep: bool = field(default=False, metadata={"help": "Copy the results to scripts/results and docs."})
+    keep: bool = field(default=False, metadata={"help": "Store the results in scripts/results, and write docs."})
 
 
 @dataclass(frozen=True)
@@ -561,7 +562,7 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
                     shown(gain, "+.1f") + ("" if gain["verdict"] in ("tie", "one seed") else " *") for gain in gains
                 ]
                 lines.append(f"| {language} | {result['pairs'].get(language, 0):,} | {' | '.join(row_cells)} |")
-            if len(result["seeds"]) > 1:
+            if any(line.endswith(" * |") or " * | " in line for line in lines):
                 lines += ["", "\\* larger than its interval"]
     if columns:
         lines += ["", f"The paper's numbers are not directly comparable: {grid.published['scale']}."]
@@ -620,13 +621,23 @@ def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[
 
 
 def keep(grid: Grid, result: Mapping[str, Any], command: str, page: Path = PAGE, kept: Path = KEPT) -> None:
-    """Copy results to the repository: JSON, plots, and the table between the grid's markers on the page."""
+    """Store results in the repository, and write the page."""
     write_json(kept / f"{grid.name}.json", {**result, "command": command})
+    write_page(kept, page)
+
+
+def write_page(kept: Path, page: Path) -> None:
+    """Write a section for each grid with stored results, and draw their plots."""
     folder = page.parent / "ablations"
     folder.mkdir(parents=True, exist_ok=True)
-    plots = draw(grid, result, folder, formats=["svg"])
-    pictures = "".join(f"\n![{grid.title}: {path.stem}](ablations/{path.name})\n" for path in plots)
-    fill(page, {grid.name: f"{table(grid, result)}{pictures}\n`{command}`"})
+    sections = []
+    for path in sorted(kept.glob("*.json")):
+        grid, result = load_grid(path.stem), json.loads(path.read_text(encoding="utf-8"))
+        plots = draw(grid, result, folder, formats=["svg"])
+        pictures = "".join(f"\n![{grid.title}: {plot.stem}](ablations/{plot.name})\n" for plot in plots)
+        text = f"{grid.paper}. {grid.varies}\n\n{table(grid, result)}{pictures}\n`{result['command']}`"
+        sections.append(f"## {grid.name}: {grid.title}\n\n{text}")
+    fill(page, {"ablations": "\n\n".join(sections)})
 
 
 def covers(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -647,8 +658,11 @@ def shape_of(model: SentenceTransformer, length: int) -> dict[str, int]:
 
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run a grid; return the exit status."""
+    if list(argv) == ["--write"]:
+        write_page(KEPT, PAGE)
+        return 0
     if not argv or argv[0].startswith("-"):
-        HfArgumentParser(Options, usage="python scripts/ablations.py NAME [OPTIONS]").print_help()
+        HfArgumentParser(Options, usage="python scripts/ablations.py NAME [OPTIONS] | --write").print_help()
         print(f"\nAblations: {', '.join(sorted(path.stem for path in GRIDS.glob('*.yaml')))}")
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     try:

@@ -94,12 +94,12 @@ def test_every_grid_is_trained_and_written(script, settings, deep_encoder_dir, t
 
 def assert_kept(script, grid, result, folder):
     page, name = folder / "docs.md", grid.name
-    page.write_text(f"before\n<!-- {name} -->\n<!-- /{name} -->\nafter\n")
+    page.write_text("before\n<!-- ablations -->\n<!-- /ablations -->\nafter\n")
     for _ in range(2):
         script.keep(grid, result, "python …", page, folder / "kept")
     text = page.read_text()
-    assert text.startswith(f"before\n<!-- {name} -->\n")
-    assert text.endswith(f"<!-- /{name} -->\nafter\n")
+    assert text.startswith(f"before\n<!-- ablations -->\n## {name}: ")
+    assert text.endswith("<!-- /ablations -->\nafter\n")
     assert all((folder / target).is_file() for target in re.findall(r"!\[[^]]+\]\(([^)]+)\)", text))
     assert text.count("![") == 1 + bool(grid.axis)
     assert text.count("`python …`") == 1
@@ -284,11 +284,13 @@ def test_intervals_are_students(script):
     assert script.interval(old)["half"] == pytest.approx(t.ppf(0.975, 2) * 1.0408 / 3**0.5, abs=1e-3)
 
 
-def test_the_page_has_markers_for_every_grid():
-    page = (SCRIPTS.parent / "docs" / "ablations.md").read_text(encoding="utf-8")
-    for name in GRIDS:
-        assert f"<!-- {name} -->" in page
-        assert f"<!-- /{name} -->" in page
+def test_the_page_lists_every_grid_and_shows_the_stored_results(script, tmp_path):
+    page = tmp_path / "ablations.md"
+    page.write_bytes(script.PAGE.read_bytes())
+    listed = re.findall(r"^\| \[?`([\w-]+)`", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == GRIDS
+    script.write_page(script.KEPT, page)
+    assert page.read_bytes() == script.PAGE.read_bytes()
 
 
 def test_seeds_that_agree_leave_the_sampling_error(script):
