@@ -321,38 +321,43 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
         f"{facts['steps']} steps of {facts['batch_size']} pairs; {'; '.join(stored.hardware)}. Differences in points with "
         "95 % intervals over seeds and items together. A verdict is *better* or *worse* after Holm's correction over the "
         "table, and *tie* otherwise. ↓: lower is better.",
-        "",
-        *_cost_table(stored, trained),
     ]
-    tables = {}
+    if plot:
+        lines += ["", f"![Gain and cost of each recipe]({plot})"]
     for variant, words in VARIANTS.items():
         for other in (STARTER, REFERENCE):
-            table = stored.differences(trained, variant, other, scores)
-            tables[variant, other] = table
-            if table:
+            if table := stored.differences(trained, variant, other, scores):
                 of = "the starter, with or without its prompt" if other == STARTER else f"`{REFERENCE}`"
                 lines += ["", f"### {words}, against {of}", *_difference_tables(stored, trained, table, variant)]
+    lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
     if any(name.startswith(GROUP) for name in stored.scores):
         lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
-    if plot:
-        lines += ["", "### Gain and cost", "", f"![Gain and cost of each recipe]({plot})"]
-    lines += ["", "### Each recipe", "", *_paragraphs(stored, trained, tables)]
-    return "\n".join([*lines, "", "### The papers' order", "", *_claim_table(stored, claims)])
+    return "\n".join([*lines, "", "### Computation", "", *_cost_table(stored, trained)])
 
 
 def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     if stored.timed_on:
         yield from (f"Step times: {stored.timed_on}, nothing else running.", "")
-    yield "| recipe | seeds | seconds per step | time of `tr` | encoder calls per step | tokens per step | alpha |"
-    yield "|---|--:|--:|--:|--:|--:|--:|"
+    names = (
+        "recipe",
+        "seeds",
+        "seconds per step",
+        "time ÷ `tr`",
+        "encoder calls per step",
+        "tokens per step",
+        "alpha",
+    )
+    rows = []
     for recipe in recipes:
         alphas = [stored.alphas[recipe, seed] for seed in stored.seeds(recipe) if (recipe, seed) in stored.alphas]
         calls, tokens = (_mean_fact(stored, recipe, fact) for fact in ("encoder_calls", "tokens"))
         seconds = f"{stored.step_seconds[recipe]:.2f}" if recipe in stored.step_seconds else ""
-        yield (
-            f"| `{recipe}` | {len(stored.seeds(recipe))} | {seconds} | {_times(stored, recipe)} | {calls:.1f} | "
-            f"{tokens:,.0f} | {', '.join(f'{alpha:g}' for alpha in alphas)} |"
-        )
+        row = [f"`{recipe}`", str(len(stored.seeds(recipe))), seconds, _times(stored, recipe), f"{calls:.1f}"]
+        rows.append([*row, f"{tokens:,.0f}", ", ".join(f"{alpha:g}" for alpha in alphas)])
+    columns = [at for at in range(len(names)) if any(row[at] for row in rows)]
+    yield f"| {' | '.join(names[at] for at in columns)} |"
+    yield f"|---|{'--:|' * (len(columns) - 1)}"
+    yield from (f"| {' | '.join(row[at] for at in columns)} |" for row in rows)
 
 
 def _mean_fact(stored: Stored, recipe: str, fact: str) -> float:
@@ -396,28 +401,7 @@ def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
                 values = [one["score"] for (*key, _), one in stored.scores[group].items() if key == [recipe, variant]]
                 cells.append(f"{fmean(values):.1f}" if values else "")
             if any(cells):
-                yield f"| `{recipe}` | {variant} | {' | '.join(cells)} |"
-
-
-def _paragraphs(
-    stored: Stored, recipes: Sequence[str], tables: Mapping[tuple[str, str], Mapping[tuple[str, str], Difference]]
-) -> Iterator[str]:
-    """Gains and losses of each recipe, as sentences."""
-    headings = {**GAINS, **COSTS}
-    for recipe in recipes:
-        times = _times(stored, recipe)
-        yield f"- **`{recipe}`**{f', {times} the time of a step of `{REFERENCE}`' * bool(times)}"
-        for (variant, other), table in tables.items():
-            own = {score: one for (name, score), one in table.items() if name == recipe}
-            if not own:
-                continue
-            words = []
-            for kind in ("better", "worse"):
-                found = [f"{headings[score]} {one.mean:+.1f}" for score, one in own.items() if one.verdict == kind]
-                words.append(f"{kind} in {', '.join(found) or 'nothing'}")
-            of = "the starter" if other == STARTER else f"`{other}`"
-            ties = f"{sum(one.verdict == 'tie' for one in own.values())} of {len(own)} ties"
-            yield f"    - {VARIANTS[variant].lower()}, against {of}: {'; '.join([*words, ties])}"
+                yield f"| `{recipe}` | {VARIANTS.get(variant, '').lower()} | {' | '.join(cells)} |"
 
 
 def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -428,13 +412,19 @@ def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterato
             found[number] = one
     verdicts = judged(found, {number: stored.lower_is_better(claims[number]["score"]) for number in found})
     words = {"better": "confirmed", "worse": "reversed", "tie": "a tie"}
-    yield "| paper | score | its order | here, as trained | seeds | |"
-    yield "|---|---|---|---|--:|---|"
-    for number, claim in enumerate(claims):
-        one = verdicts.get(number)
+    if verdicts:
+        yield "| paper | score | order in the paper | here, as trained | seeds | |"
+        yield "|---|---|---|---|--:|---|"
+    for number, one in verdicts.items():
+        claim = claims[number]
         order = f"`{claim['better']}` above `{claim['than']}`"
-        cells = (str(one).rpartition(" ")[0], str(one.seeds), words[one.verdict]) if one else ("", "", "not measured")
+        cells = (str(one).rpartition(" ")[0], str(one.seeds), words[one.verdict])
         yield f"| {claim['paper']} | {claim['score']} | {order} | {' | '.join(cells)} |"
+    if missing := [claim for number, claim in enumerate(claims) if number not in verdicts]:
+        listed = "; ".join(
+            f"{one['paper']} ({one['score']}: `{one['better']}` above `{one['than']}`)" for one in missing
+        )
+        yield from ("", f"Not measured: {listed}.")
 
 
 def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:

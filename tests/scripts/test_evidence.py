@@ -279,11 +279,25 @@ def test_the_page_shows_what_is_kept(table, stored, tmp_path):
     assert "| `dap` | 3 | +0.0 [-0.1, +0.1] tie |" in text
     assert "### Merged" not in text  # it was measured with other weights than those that are kept
     assert "| DAP, tables 7 and 8 | tatoeba | `dap` above `tr` | +3.0 [+3.0, +3.0] | 3 | confirmed |" in text
-    assert "| `dap` above `tr+tlm` |  |  | not measured |" in text
+    assert "\n\nNot measured: DAP, tables 7 and 8 (tatoeba: `dap` above `tr+tlm`); DAP, table 2 (" in text
     assert (tmp_path / "evidence" / "starter-100x64.svg").read_text().count("dap") > 0
     before = page.read_bytes()
     table.write_page(stored, page)
     assert page.read_bytes() == before
+
+
+def test_no_column_is_empty(table, stored, tmp_path):
+    (stored / "starter-100x64" / "step_times.json").unlink()
+    for path in stored.glob("*/*/*/alpha.json"):
+        path.unlink()
+    page = tmp_path / "evidence.md"
+    page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
+    table.write_page(stored, page)
+    text = page.read_text()
+    assert (
+        "| recipe | seeds | encoder calls per step | tokens per step |\n|---|--:|--:|--:|\n| `tr` | 3 | 1.0 |" in text
+    )
+    assert "|  |  |" not in text
 
 
 def test_a_page_without_results_names_the_command(table, tmp_path):
