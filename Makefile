@@ -53,7 +53,7 @@ $(VENV)/.all: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test-all]'
 	touch $@
 
-test-all: $(VENV)/.all  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
+test-all: $(VENV)/.all  ## Run all tests, including the slow ones, and update docs/reference/faults.md (an hour on 2 cores)
 	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl $(TESTS)
 	$(if $(TESTS),,$(BIN)/python scripts/reliability.py faults.jsonl)
 

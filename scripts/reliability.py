@@ -1,4 +1,4 @@
-"""Write the table of docs/reliability.md: which faults were triggered, how often, and how often a run survived.
+"""Write the table of docs/reference/faults.md: which faults were triggered, how often, and how often a run survived.
 
     pytest --fault-table faults.jsonl
     python scripts/reliability.py faults.jsonl
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "faults.md"
 BEGIN, END = "<!-- begin: the table is written by scripts/reliability.py -->", "<!-- end -->"
 
 

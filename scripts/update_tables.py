@@ -620,7 +620,7 @@ def main(argv: list[str]) -> int:
         print(f"update_tables: {error}", file=sys.stderr)
         return 2
     cards = [*CARDS.glob("*.md"), *ROOT.glob("models/*/*/README.md")]
-    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *cards])
+    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *cards])
     return 0
 
 
