@@ -100,34 +100,35 @@ class MergeOptions:
     )
     dev: str | None = option(
         None,
-        "auto: folder of development data on which the result should improve: parallel sentences (xx-en.dev.tsv.gz or "
-        "xx-en.tsv.gz), or STS pairs.",
+        "With --alpha auto: folder of development data on which the result should improve: parallel sentences "
+        "(xx-en.dev.tsv.gz or xx-en.tsv.gz), or STS pairs.",
     )
     guard: list[str] = option(
         [],
-        "auto: folders of data on which the result must not get worse, in addition to similarity structure: "
+        "With --alpha auto: folders of data on which the result must not get worse, in addition to similarity structure: "
         f"{GUARD_FOLDERS}.",
     )
     texts: list[str] = option(
         [],
-        "auto: text for similarity structure, a file for each language, one sentence per line; also .gz. Default: the "
-        "packaged Universal Declaration of Human Rights in nine languages, and English interface strings.",
+        "With --alpha auto: text for similarity structure, a file for each language, one sentence per line; also .gz. "
+        "Default: the packaged Universal Declaration of Human Rights in nine languages, and English interface strings.",
     )
     max_structure_loss: AtLeast0 = option(
-        MAX_STRUCTURE_LOSS, "auto: largest loss of similarity structure, in points of correlation."
+        MAX_STRUCTURE_LOSS, "With --alpha auto: largest loss of similarity structure, in points of correlation."
     )
     max_items: Count = option(
-        300, "auto: maximum number of pairs, or sentences, of a language in each folder or text."
+        300, "With --alpha auto: maximum number of pairs, or sentences, of a language in each folder or text."
     )
     curve: str | None = option(
         None,
-        "auto: JSON file for gain and cost of each alpha, with a plot next to it (.png). Default: in --output_dir.",
+        "With --alpha auto: JSON file for gain and cost of each alpha, with a plot next to it (.png). Default: in "
+        "--output_dir.",
     )
     prompt: str | None = option(
         "auto",
-        "auto: text before each sentence. 'auto' is the query prompt that the base stores, 'none' is no prompt.",
+        "With --alpha auto: text before each sentence. 'auto' is the query prompt that the base stores, 'none' is no prompt.",
     )
-    batch_size: Count = option(32, "auto: sentences per forward pass.")
+    batch_size: Count = option(32, "With --alpha auto: sentences per forward pass.")
 
 
 @dataclass(frozen=True)
