@@ -74,7 +74,7 @@ NOT_DECISIVE = {
 #: Options of a run that are set by this program.
 OWN = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
 #: Default options of every cell.
-DEFAULTS = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "resume_from_checkpoint": "true"}
+DEFAULTS = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 #: Steps of the short run on which the estimate is based.
 TRIAL = 3
 
@@ -375,7 +375,8 @@ def trained(
     """
     started = time.perf_counter()
     links.mkdir(parents=True, exist_ok=True)
-    run = TrainingRun(replace(config, output_dir=str(work), retention=["none"]), inputs=inputs or Inputs())
+    config = replace(config, output_dir=str(work), retention=["none"], resume_from_checkpoint="true")
+    run = TrainingRun(config, inputs=inputs or Inputs())
     with run.claim_output():
         for path in links.glob("alignment-*.parquet"):
             (work / path.name).unlink(missing_ok=True)

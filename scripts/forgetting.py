@@ -16,9 +16,9 @@ of language identity projected out.
 - *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
 
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
-ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill. ``--keep`` writes
-``scripts/results/forgetting.json`` and the table of docs/forgetting.md, unless the stored results have more recipes, seeds
-or steps.
+ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill. ``--keep`` adds the
+results to ``scripts/results/forgetting.json`` and writes the table of docs/forgetting.md; recipes that are stored there are
+not computed again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from stored_results import check_settings, fill, refuse_less
+from stored_results import check_settings, fill
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
@@ -431,10 +431,47 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
-def covers(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipes, seeds and steps of results."""
-    recipes = {row["recipe"] for row in content["rows"]}
-    return {"recipes": recipes, "seeds": set(content["seeds"]), "steps": content["steps"]}
+def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """The cells whose name is one of these texts, or contains one of those that are not the name of a cell.
+
+    Raises:
+        UsageError: There are none.
+    """
+    parts = set(only) - {cell.name for cell in cells}
+    found = [cell for cell in cells if cell.name in only or any(part in cell.name for part in parts)]
+    if not found:
+        raise UsageError(f"No recipe of the grid contains {' or '.join(map(repr, only))} (--only).")
+    return found
+
+
+def stored_rows(path: Path, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The stored rows, to which those of other recipes can be added; none if there is no such file.
+
+    Raises:
+        UsageError: The stored results were measured in another setting.
+    """
+    if not path.exists():
+        return []
+    stored = {"corpus": DEMO_WORDS} | json.loads(path.read_text(encoding="utf-8"))
+    if differing := [f"{key} {stored[key]}" for key in setting if stored[key] != setting[key]]:
+        raise UsageError(
+            f"{path} has results of {', '.join(differing)}. To replace the stored results, delete this file first."
+        )
+    return list(stored["rows"])
+
+
+def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse to add to stored results if the starter's scores differ from the stored ones by more than rounding.
+
+    Raises:
+        UsageError: They differ.
+    """
+    for old, new in zip(stored, measured, strict=False):
+        if differing := [words for key, words in COLUMNS.items() if abs(old[key] - new[key]) > 0.1]:
+            raise UsageError(
+                f"The starter's {', '.join(differing)} differ from those in {KEPT}, so the dev data or the encoder differ. "
+                "To replace the stored results, delete this file first."
+            )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -444,7 +481,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
     parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
     parser.add_argument(
-        "--only", nargs="+", default=[""], help="Train recipes whose name contains one of these texts."
+        "--only", nargs="+", default=[""], help="Train recipes with one of these names, or parts of names."
     )
     parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: that of the demo).")
     parser.add_argument("--steps", type=int, default=100)
@@ -452,7 +489,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, help="Recipes that are trained and measured at a time.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument(
-        "--keep", action="store_true", help="Write scripts/results/forgetting.json and docs/forgetting.md."
+        "--keep", action="store_true", help="Add to scripts/results/forgetting.json and write docs/forgetting.md."
     )
     options = parser.parse_args(argv)
     try:
@@ -469,25 +506,24 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ValueError: No recipe is chosen, data are missing, or the stored results cover more.
     """
-    setting = {name: getattr(options, name) for name in ("corpus", "steps", "batch_size")}
-    cells = grid(options.seeds, **setting)
-    chosen = [cell for cell in cells if any(text in cell.name for text in options.only)]
-    if not chosen:
-        raise UsageError(f"No recipe of the grid contains {' or '.join(map(repr, options.only))} (--only).")
-    if options.keep:
-        recipes = ["starter", *(cell.name for cell in chosen)]
-        refuse_less(KEPT, covers, covers({**vars(options), "rows": [{"recipe": one} for one in recipes]}))
+    setting = {"steps": options.steps, "batch_size": options.batch_size}
+    whole = list(grid(options.seeds, corpus=options.corpus, **setting))
+    cells, order = chosen(whole, options.only), ["starter", *(cell.name for cell in whole)]
+    corpus = DEMO_WORDS if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
+    content: dict[str, Any] = {"corpus": corpus, **setting, "seeds": options.seeds}
+    rows = stored_rows(KEPT, content) if options.keep else []
     prepare_process()
     data = DevData(options.stsb, options.mlqa)
     check_settings(options.output, {"data": dev_digest(options.stsb, options.mlqa)})
-    rows = measured(None, data, options.output)
+    start = measured(None, data, options.output)
+    require_same_start(rows, start)
+    rows = rows or start
+    missing = [cell for cell in cells if all(row["recipe"] != cell.name for row in rows)]
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
-        for found in pool.map(measured_in_worker, chosen, repeat(options)):
+        for found in pool.map(measured_in_worker, missing, repeat(options)):
             rows += found
             print(json.dumps(found, indent=1), flush=True)
-    corpus = DEMO_WORDS if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
-    content: dict[str, Any] = {"corpus": corpus, "steps": options.steps, "batch_size": options.batch_size}
-    content |= {"seeds": options.seeds, "rows": rows}
+    content["rows"] = sorted(rows, key=lambda row: order.index(row["recipe"]))
     write_json(options.output / "results.json", content)
     if options.keep:
         write_json(KEPT, content)

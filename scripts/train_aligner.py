@@ -7,9 +7,9 @@
 upper layers are dropped, because middle layers align best. In each round, the encoder links the words of a bitext, and
 trains on these links (configs/word-aligner.yaml). Every encoder is measured by the suite `word-alignment`.
 
-Each step keeps its output, and an interrupted program resumes with the next; another output folder is required for other
-options. The results are ``results.json`` there. ``--keep`` writes ``scripts/results/word_aligner.json`` instead, from which
-``scripts/update_tables.py`` writes docs/word_alignment.md, unless the stored results have more languages or pairs.
+Each step keeps its output, and an interrupted program resumes, even within a training; another output folder is required
+for other options. The results are ``results.json`` there. ``--keep`` writes ``scripts/results/word_aligner.json`` instead,
+from which ``scripts/update_tables.py`` writes docs/word_alignment.md, unless the stored results have more languages or pairs.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ def trained(encoder: Path, at: int, options: Options) -> Path:
             bf16=None,
             seed=options.seed,
             output_dir=str(folder),
+            resume_from_checkpoint="true",
             report_to="none",
         )
         TrainingRun(config).execute()

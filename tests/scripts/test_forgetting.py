@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from metaphrase.exceptions import UsageError
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
@@ -82,6 +84,53 @@ def test_the_grid_varies_temperature_ranking_and_term(script):
         "weight": 10.0,
         "args": {"sides": "both"},
     }
+
+
+def test_recipes_are_chosen_by_name_or_part_of_a_name(script):
+    cells = list(script.grid([1, 2], **SETTING, corpus=script.DEMO))
+
+    def names(*only):
+        return [f"{cell.name}, seed {cell.seed}" for cell in script.chosen(cells, only)]
+
+    assert names("tau=0.02, anchor") == ["tau=0.02, anchor, seed 1", "tau=0.02, anchor, seed 2"]
+    assert len(names("tau=0.02, anch", "tau=0.01, nothing")) == 2 * 4 + 2
+    with pytest.raises(UsageError, match=r"No recipe of the grid contains 'tau=9' \(--only\)"):
+        names("tau=9")
+
+
+def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, monkeypatch, capsys):
+    (tmp_path / "page.md").write_text("<!-- forgetting -->\n<!-- /forgetting -->")
+    names = {"KEPT": "kept.json", "PAGE": "page.md", "PLOT": "plot.svg"}
+    for name, file in names.items():
+        monkeypatch.setattr(script, name, tmp_path / file)
+    computed, translations = [], 50.0
+
+    def measured(cell, data, output):
+        computed.append(cell.name if cell else "starter")
+        row = {"alpha": 0.5, "directions": 0, "hardware": {"gpu": "GPU"}} | dict.fromkeys(script.COLUMNS, 50.0)
+        return [row | {"recipe": computed[-1], "translations": translations}]
+
+    class Pool:
+        def __init__(self, *args):
+            pass
+
+        __enter__, __exit__, map = (lambda self: self), (lambda self, *_: None), staticmethod(map)
+
+    monkeypatch.setattr(script, "measured", measured)
+    monkeypatch.setattr(script, "measured_in_worker", lambda cell, options: measured(cell, None, None))
+    monkeypatch.setattr(script, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(script, "DevData", lambda *folders: None)
+    argv = ["--stsb", str(tmp_path), "--mlqa", str(tmp_path), "--output", str(tmp_path / "out"), "--keep", "--only"]
+    first, second = "tau=0.05, nothing", "tau=0.01, anchor"
+    assert script.main([*argv, first]) == 0
+    assert script.main([*argv, first, second]) == 0
+    assert computed == ["starter", first, "starter", second]
+    rows = json.loads((tmp_path / "kept.json").read_text())["rows"]
+    assert [row["recipe"] for row in rows] == ["starter", second, first]
+    assert first in (tmp_path / "page.md").read_text()
+    translations = 51.0
+    assert script.main([*argv, "tau=0.02, anchor"]) == 2
+    assert "The starter's translations differ from those in" in capsys.readouterr().err
 
 
 def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):

@@ -64,9 +64,9 @@ def test_work_with_other_settings_is_not_resumed(load_script, tmp_path):
         ("ablations", {"seeds": [1], "steps": 100}, "dap-fig3 --steps 10 --seeds 1 --keep", "100 steps"),
         (
             "forgetting",
-            {"rows": [{"recipe": "starter"}, {"recipe": "tau=0.01, nothing"}], "seeds": [1], "steps": 100},
-            "--stsb x --mlqa x --only tau=0.02 --keep",
-            "recipes tau=0.01, nothing, which",
+            {"rows": [], "seeds": [1], "steps": 100, "batch_size": 64},
+            "--stsb x --mlqa x --seeds 1 2 --steps 200 --keep",
+            "has results of steps 100, seeds [1]. To replace",
         ),
         ("forgetting", None, "--stsb x --mlqa x --only tau=9 --keep", "No recipe of the grid contains 'tau=9'"),
         (

@@ -22,6 +22,23 @@ def test_pairs_are_drawn_at_random_once(script, tmp_path):
         (tmp_path / "software" / "fr-en.train.tsv.gz").unlink(missing_ok=True)  # what is drawn is not drawn again
 
 
+def test_an_interrupted_training_resumes(script, tmp_path, monkeypatch):
+    configs = []
+
+    class Run:
+        def __init__(self, config):
+            configs.append(config)
+
+        def execute(self):
+            pass
+
+    monkeypatch.setattr(script, "TrainingRun", Run)
+    monkeypatch.setattr(script, "write_bitext", lambda *args: tmp_path)
+    monkeypatch.setattr(script, "align_files", lambda options: None)
+    folder = script.trained(tmp_path / "base", 0, script.Options(data="", output=str(tmp_path / "out")))
+    assert [(one.output_dir, one.resume_from_checkpoint) for one in configs] == [(str(folder), "true")]
+
+
 def test_the_recipe_ranks_the_words_of_a_pair(script):
     (term,) = Recipe.load(script.RECIPE).terms
     assert term.objective == "wtr"
