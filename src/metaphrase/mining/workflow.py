@@ -29,7 +29,7 @@ from metaphrase.mining.output import draw_histogram, histogram, quantiles, write
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import SIDES, load_neighbours, make_shards, work_manifest
+from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ def mine_files(
     Raises:
         ValueError: An option or a text is invalid, an output is an input, or no threshold can be suggested.
         CheckpointError: Another process writes the output, or its folder is not writable.
-        StorageError: There is not enough disk space.
+        StorageError: There is not enough disk space, or the storage cannot be written to.
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
     search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
     options.check()
-    engine.check()
+    check_engine(engine)
     check_device(search.search_device, here=engine.executor is None)
     if options.threshold == "auto" and search.k < 2:
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
