@@ -89,6 +89,18 @@ def test_an_encoder_between_the_two_is_released(base, sw, tmp_path, capsys):
     assert "--alpha 0.3" in metadata["metaphrase"]["command"]
 
 
+def test_settings_of_the_tuned_model_are_kept(base, tmp_path):
+    model = load_encoder(tuned(base, tmp_path / "sw", 1), device="cpu")
+    model.max_seq_length, model.truncate_dim, model.similarity_fn_name = 17, 16, "dot"
+    model.save_pretrained(str(tmp_path / "set"))
+    vector = tmp_path / "set.safetensors"
+    assert command(base, tmp_path / "set", "-o", tmp_path / "out", "--vector", vector) == 0
+    assert command(base, vector, "-o", tmp_path / "again") == 0
+    for name in (tmp_path / "out", tmp_path / "again", f"{base} + {vector}"):
+        merged = load_encoder(name, device="cpu")
+        assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
+
+
 def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):
     assert command(base, sw, te, "--alpha", 0.4, "--output_dir", tmp_path / "out") == 0
     origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))

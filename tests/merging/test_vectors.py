@@ -171,6 +171,23 @@ def test_prompts_are_those_of_the_tuned_model_if_it_has_any(tiny_encoder, tmp_pa
         assert (merged.default_prompt_name, merged.prompts) == wanted
 
 
+def test_settings_are_those_of_the_tuned_model(tiny_encoder, tmp_path):
+    tuned = copy.deepcopy(tiny_encoder)
+    assert TaskVector.between(tiny_encoder, tuned).settings is None
+    tuned.max_seq_length, tuned.truncate_dim, tuned.similarity_fn_name = 17, 16, "dot"
+    vector = TaskVector.between(tiny_encoder, tuned)
+    for one in (vector, vector + vector, TaskVector.load(vector.save(tmp_path / "v.safetensors"))):
+        merged = one.apply(tiny_encoder, 0.5)
+        assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
+    assert (tiny_encoder.max_seq_length, tiny_encoder.truncate_dim, tiny_encoder.similarity_fn_name) == (
+        32,
+        None,
+        "cosine",
+    )
+    merged = TaskVector.between(tuned, tiny_encoder).apply(tuned)
+    assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (32, None, "cosine")
+
+
 def test_a_sum_of_vectors_with_other_prompts_has_those_of_the_base(tiny_encoder):
     one, other = (
         TaskVector.between(tiny_encoder, with_prompts(tiny_encoder, "query", query=text)) for text in ("a: ", "b: ")
@@ -382,6 +399,11 @@ DAMAGE = {
     "recipe as a list": (setter("recipe", []), "'recipe' of its metadata must be keys and values"),
     "a missing key": (lambda t, c: c.pop("shapes"), "missing or unknown: 'shapes'"),
     "an unknown default prompt": (setter("default_prompt_name", "query"), "which its 'prompts' do not have"),
+    "an unknown setting": (
+        setter("settings", {"device": "cpu"}),
+        "'settings' of its metadata has the unknown key 'device'",
+    ),
+    "a wrong setting": (setter("settings", {"truncate_dim": 0}), "'truncate_dim' of its metadata must be"),
     "an unknown key": (setter("code", "x"), "missing or unknown: 'code'"),
     "a later format": (setter("version", 2), "its format is 2, but this version of metaphrase reads up to 1"),
     "no object": (lambda t, c: "[]", "are not keys and values"),
