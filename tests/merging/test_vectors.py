@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +189,30 @@ def test_settings_are_those_of_the_tuned_model(tiny_encoder, tmp_path):
     )
     merged = TaskVector.between(tuned, tiny_encoder).apply(tuned)
     assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (32, None, "cosine")
+
+
+MERGED = """
+import numpy as np
+import torch
+from metaphrase.io.digests import weights_digest
+from metaphrase.merging import interpolate
+
+base, tuned = torch.nn.Linear(99, 99, bias=False), torch.nn.Linear(99, 99, bias=False)
+for seed, model in enumerate((base, tuned)):  # the numbers of torch depend on the instruction set
+    model.weight.data = torch.from_numpy(np.random.default_rng(seed).normal(size=(99, 99)).astype(np.float32))
+print(weights_digest(interpolate(base, tuned, 0.3)))
+"""
+
+
+@pytest.mark.long  # imports in three processes
+def test_merged_weights_do_not_depend_on_the_instruction_set():
+    environments = [{"ATEN_CPU_CAPABILITY": one} for one in ("default", "avx2")] + [{}]
+    plain = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    command = [sys.executable, "-c", MERGED]
+    children = [subprocess.Popen(command, env=plain | one, stdout=subprocess.PIPE, text=True) for one in environments]
+    digests = {child.communicate()[0] for child in children}
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 32
 
 
 def test_a_sum_of_vectors_with_other_prompts_has_those_of_the_base(tiny_encoder):

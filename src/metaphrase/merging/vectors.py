@@ -149,7 +149,8 @@ class TaskVector:
         with torch.no_grad():
             for name, difference in self.differences.items():
                 old = weights[name]
-                places[name].copy_(torch.add(old, difference.to(old.device), alpha=weight))
+                # Two roundings: some CPUs would fuse `torch.add(old, difference, alpha=weight)` into one.
+                places[name].copy_(old + difference.to(old.device) * weight)
                 if not torch.isfinite(places[name]).all():
                     raise NonFiniteError(f"{name} is NaN or infinite with alpha {weight:g}. Choose a smaller alpha.")
         if self.directions is not None:
