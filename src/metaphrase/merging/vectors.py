@@ -19,9 +19,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from metaphrase.exceptions import ModelError, NonFiniteError
+from metaphrase.exceptions import ModelError, NonFiniteError, UsageError
 from metaphrase.io.arguments import Finite, checked
-from metaphrase.io.digests import module_settings, weights_digest
+from metaphrase.io.digests import module_settings, tensors_digest, weights_digest
 from metaphrase.merging.files import SETTINGS, read_vector, write_vector
 from metaphrase.merging.projection import find_projection, project_out
 from metaphrase.merging.quantization import Bits
@@ -240,11 +240,23 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
 
     Raises:
         ModelError: The vectors belong to different bases.
+        UsageError: A vector is given twice.
     """
+    if len(vectors) > 1 and len(set(map(_digest, vectors))) < len(vectors):
+        raise UsageError(
+            "Two of the task vectors are the same, perhaps under different names. Give each once, and choose its weight with "
+            "alpha."
+        )
     if alpha is None and len({one.alpha for one in vectors}) > 1:
         vectors = [one.scaled(one.alpha) for one in vectors]
     total = reduce(operator.add, vectors)
     return total if alpha is None else replace(total, alpha=alpha)
+
+
+def _digest(vector: TaskVector) -> str:
+    """Digest of what a vector changes, whatever its alpha and its facts."""
+    directions = {} if vector.directions is None else {"directions": vector.directions}
+    return tensors_digest({**vector.differences, **directions})
 
 
 def _settings(model: nn.Module) -> dict[str, Any]:
