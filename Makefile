@@ -38,7 +38,7 @@ test-long: install  ## Run the tests of whole commands and trainings (3 minutes 
 	$(BIN)/python -m pytest -m 'long and not slow and not gpu' -n 2 --junit-xml build/test-long.xml $(TESTS)
 
 # The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads.
-NUMERIC := tests/aligners tests/evaluation tests/mining tests/modeling tests/objectives tests/training/test_loss.py
+NUMERIC := tests/aligners tests/evaluation tests/merging tests/mining tests/modeling tests/objectives tests/training/test_loss.py
 CAPABILITIES ?= default avx2 native
 THREADS ?= 1 2
 

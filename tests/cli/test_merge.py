@@ -16,7 +16,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
-from metaphrase.encoders.loading import encoder_files, find_model, load_encoder, model_folder, origin_of
+from metaphrase.encoders.loading import encoder_files, find_model, load_encoder, model_folder, origin_of, split_vectors
 from metaphrase.exceptions import MetaphraseError, MissingFileError, UsageError
 from metaphrase.merging import TaskVector, interpolate
 from metaphrase.modeling.functional import translation_ranking
@@ -89,6 +89,18 @@ def test_an_encoder_between_the_two_is_released(base, sw, tmp_path, capsys):
     assert "--alpha 0.3" in metadata["metaphrase"]["command"]
 
 
+def test_settings_of_the_tuned_model_are_kept(base, tmp_path):
+    model = load_encoder(tuned(base, tmp_path / "sw", 1), device="cpu")
+    model.max_seq_length, model.truncate_dim, model.similarity_fn_name = 17, 16, "dot"
+    model.save_pretrained(str(tmp_path / "set"))
+    vector = tmp_path / "set.safetensors"
+    assert command(base, tmp_path / "set", "-o", tmp_path / "out", "--vector", vector) == 0
+    assert command(base, vector, "-o", tmp_path / "again") == 0
+    for name in (tmp_path / "out", tmp_path / "again", f"{base} + {vector}"):
+        merged = load_encoder(name, device="cpu")
+        assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
+
+
 def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):
     assert command(base, sw, te, "--alpha", 0.4, "--output_dir", tmp_path / "out") == 0
     origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))
@@ -143,6 +155,42 @@ def test_vectors_are_stacked_each_with_its_own_weight(base, sw, te, tmp_path):
     origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))
     total = TaskVector.between(origin, one).scaled(0.2) + TaskVector.between(origin, other).scaled(0.8)
     assert np.abs(embeddings(both) - embeddings(total.apply(origin))).max() < 2e-3
+
+
+def test_different_weights_are_reported_each(base, sw, te, tmp_path, capsys):
+    files = [f"{model}.safetensors" for model in (sw, te)]
+    for alpha, model, file in zip((0.2, 0.8), (sw, te), files, strict=True):
+        assert command(base, model, "--alpha", alpha, "--vector", file) == 0
+    capsys.readouterr()
+    assert command(base, *files, "-o", tmp_path / "out", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["alpha"] == [0.2, 0.8]
+    assert metadata_load(tmp_path / "out" / "README.md")["metaphrase"]["merge"]["alpha"] == [0.2, 0.8]
+    assert "plus 0.2 and 0.8 times what" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_same_vector_is_added_once(base, sw, tmp_path, capsys):
+    vector, copied = tmp_path / "sw.safetensors", tmp_path / "copied.safetensors"
+    assert command(base, sw, "--alpha", 0.2, "--vector", vector) == 0
+    assert command(base, vector, "--alpha", 0.8, "--vector", copied) == 0
+    with pytest.raises(UsageError, match="Two of the task vectors are the same"):
+        load_encoder(f"{base} + {vector} + {copied}")
+    assert command(base, vector, copied, "-o", tmp_path / "out") == 2
+    assert "Two of the task vectors are the same" in " ".join(capsys.readouterr().err.split())
+    assert command(base, sw, f"{sw}/", "-o", tmp_path / "out") == 2
+    assert "A model is named twice" in " ".join(capsys.readouterr().err.split())
+
+
+def test_names_of_folders_may_contain_a_plus(base, sw, tmp_path):
+    folder = tmp_path / "a + b"
+    shutil.copytree(base, folder / "base + more")
+    vector = folder / "sw + te.safetensors"
+    assert command(base, sw, "--vector", vector) == 0
+    name = f"{folder / 'base + more'} + {vector}"
+    assert split_vectors(name) == (str(folder / "base + more"), [str(vector)])
+    assert embeddings(name) == pytest.approx(embeddings(f"{base} + {vector}"), abs=1e-6)
+    assert main(["pull", name, str(tmp_path / "pulled")]) == 0
+    card = (tmp_path / "pulled" / "README.md").read_text(encoding="utf-8")
+    assert "\n# base + more + sw + te.safetensors\n" in card
 
 
 def test_a_base_with_a_vector_is_a_model_like_others(base, sw, tmp_path):

@@ -163,6 +163,17 @@ def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monk
     assert "No threshold can be suggested" in capsys.readouterr().err
 
 
+def test_copies_have_no_threshold(texts, tiny_encoder_dir, tmp_path, capsys):
+    words = ["mine", texts[0], texts[0], "--target_lang", "en", "--model", str(tiny_encoder_dir), "-o"]
+    assert main([*words, str(tmp_path / "auto.tsv"), "--threshold", "auto"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    count = len(set(Path(texts[0]).read_text(encoding="utf-8").split("\n")) - {""})
+    assert f"No threshold can be suggested: all {count} pairs that were found are copies" in error
+    assert "keep copies with --copies" in error
+    assert main([*words, str(tmp_path / "all.tsv")]) == 0
+    assert f"No threshold is suggested: all {count} pairs" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_suggestion_does_not_count_copies_that_are_dropped(tiny_encoder, tmp_path, monkeypatch):
     """Texts of 400 sentences: 100 translations, some of them found by chance only, and 150 copies."""
     draw = np.random.default_rng(0).normal

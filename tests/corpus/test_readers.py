@@ -2,6 +2,7 @@ import json
 import math
 import re
 import subprocess
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -305,6 +306,35 @@ def test_a_default_language_does_not_hide_those_of_the_columns(tmp_path, languag
     write(tmp_path / "pairs.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     corpus = load_corpus(tmp_path / "pairs.jsonl", source_lang="sw", languages=languages)
     assert corpus.report.languages == dict.fromkeys(languages, 1)
+
+
+@pytest.fixture
+def late(tmp_path):
+    """150 pairs of a file in Swahili, and some in French and with links after them."""
+    rows = [{"source": f"neno {at}", "target": f"word {at}"} for at in range(150)]
+    rows += [
+        {"source": f"mot {at}", "target": f"a word {at}", "SOURCE_LANG": "fr", "alignment": "0-0"} for at in range(3)
+    ]
+    return write(tmp_path / "sw-en.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_language_that_only_later_json_lines_state_is_read(late):
+    assert load_corpus(late, limit=2).report.languages == {"sw": 2, "fr": 2}
+    unnamed = late.rename(late.with_name("pairs.jsonl"))
+    for languages in (["sw", "fr"], ["fr"]):
+        found = load_corpus(unnamed, source_lang="sw", languages=languages).report.languages
+        assert found == {code: {"sw": 150, "fr": 3}[code] for code in languages}
+
+
+def test_a_stream_has_what_only_later_json_lines_state(late, tmp_path):
+    whole, stream = (load_corpus(tmp_path, cleaning=None, streaming=streaming).dataset for streaming in (False, True))
+    assert stream.features == whole.features
+    assert list(stream) == list(whole)
+    write(tmp_path / "fr-en.tsv", "".join(f"autre mot {at}\tword {at}\n" for at in range(3)))
+    stream = load_corpus(tmp_path, limit=2, streaming=True).dataset
+    assert Counter(row["source_lang"] for row in stream) == {"sw": 2, "fr": 2}
+    with pytest.raises(CorpusError, match=r"sw-en\.jsonl has rows in other languages"):
+        load_corpus(tmp_path, limit=2, temperature=0.5, streaming=True)
 
 
 def test_a_language_that_no_column_can_state_is_missing_before_anything_is_read(tmp_path):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +172,47 @@ def test_prompts_are_those_of_the_tuned_model_if_it_has_any(tiny_encoder, tmp_pa
     for one in (vector, vector + vector, TaskVector.load(vector.save(tmp_path / "v.safetensors"))):
         merged = one.apply(models[0])
         assert (merged.default_prompt_name, merged.prompts) == wanted
+
+
+def test_settings_are_those_of_the_tuned_model(tiny_encoder, tmp_path):
+    tuned = copy.deepcopy(tiny_encoder)
+    assert TaskVector.between(tiny_encoder, tuned).settings is None
+    tuned.max_seq_length, tuned.truncate_dim, tuned.similarity_fn_name = 17, 16, "dot"
+    vector = TaskVector.between(tiny_encoder, tuned)
+    for one in (vector, vector + vector, TaskVector.load(vector.save(tmp_path / "v.safetensors"))):
+        merged = one.apply(tiny_encoder, 0.5)
+        assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
+    assert (tiny_encoder.max_seq_length, tiny_encoder.truncate_dim, tiny_encoder.similarity_fn_name) == (
+        32,
+        None,
+        "cosine",
+    )
+    merged = TaskVector.between(tuned, tiny_encoder).apply(tuned)
+    assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (32, None, "cosine")
+
+
+MERGED = """
+import numpy as np
+import torch
+from metaphrase.io.digests import weights_digest
+from metaphrase.merging import interpolate
+
+base, tuned = torch.nn.Linear(99, 99, bias=False), torch.nn.Linear(99, 99, bias=False)
+for seed, model in enumerate((base, tuned)):  # the numbers of torch depend on the instruction set
+    model.weight.data = torch.from_numpy(np.random.default_rng(seed).normal(size=(99, 99)).astype(np.float32))
+print(weights_digest(interpolate(base, tuned, 0.3)))
+"""
+
+
+@pytest.mark.long  # imports in three processes
+def test_merged_weights_do_not_depend_on_the_instruction_set():
+    environments = [{"ATEN_CPU_CAPABILITY": one} for one in ("default", "avx2")] + [{}]
+    plain = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    command = [sys.executable, "-c", MERGED]
+    children = [subprocess.Popen(command, env=plain | one, stdout=subprocess.PIPE, text=True) for one in environments]
+    digests = {child.communicate()[0] for child in children}
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 32
 
 
 def test_a_sum_of_vectors_with_other_prompts_has_those_of_the_base(tiny_encoder):
@@ -382,6 +426,11 @@ DAMAGE = {
     "recipe as a list": (setter("recipe", []), "'recipe' of its metadata must be keys and values"),
     "a missing key": (lambda t, c: c.pop("shapes"), "missing or unknown: 'shapes'"),
     "an unknown default prompt": (setter("default_prompt_name", "query"), "which its 'prompts' do not have"),
+    "an unknown setting": (
+        setter("settings", {"device": "cpu"}),
+        "'settings' of its metadata has the unknown key 'device'",
+    ),
+    "a wrong setting": (setter("settings", {"truncate_dim": 0}), "'truncate_dim' of its metadata must be"),
     "an unknown key": (setter("code", "x"), "missing or unknown: 'code'"),
     "a later format": (setter("version", 2), "its format is 2, but this version of metaphrase reads up to 1"),
     "no object": (lambda t, c: "[]", "are not keys and values"),

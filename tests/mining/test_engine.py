@@ -14,10 +14,10 @@ import pytest
 from datatrove.pipeline.base import PipelineStep
 
 from metaphrase.cli import main
-from metaphrase.exceptions import DataMismatchError
-from metaphrase.mining import workflow
+from metaphrase.exceptions import DataMismatchError, StorageError
+from metaphrase.mining import encoding, filtering, workflow
 from metaphrase.mining.engine import Embed, LocalExecutor, Work
-from metaphrase.mining.options import SearchOptions
+from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOptions
 from tests.cli.test_mine import KILLED, texts  # noqa: F401
 from tests.conftest import mostly_slow
 from tests.processes import run_python
@@ -162,19 +162,41 @@ def test_marks_of_another_number_of_tasks_are_not_trusted(mine, tmp_path):
         (["--executor", "slurm", "--storage", "{d}/s", "--executor_args", "time=1:00:00"], "missing 1 required positional argument: 'partition'"),
         ([*LOCAL, "--executor_args", "tasks=3"], "got multiple values for keyword argument 'tasks'"),
         ([*LOCAL, "--executor_args", "partition=cpu"], "unexpected keyword argument 'partition'"),
+        ([*LOCAL, "--executor_args", "local_tasks=3"], "--executor_args do not fit datatrove's LocalExecutor: Local tasks go beyond"),
         ([*LOCAL, "--storage", "{d}/news.de"], "Cannot write to --storage"),
+        ([*LOCAL, "--storage", "s4://bucket/mine"], "is no folder or URL of a storage: Protocol not known: s4"),
+        (["--executor", "slurm", "--storage", "{d}/new", "--executor_args", "partition=cpu", "time=1"], "submits jobs with sbatch, which was not found"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_clear_line(words, tmp_path, capsys, options, message):
+def test_mistakes_are_one_clear_line_before_the_encoder_is_loaded(
+    words, tmp_path, capsys, monkeypatch, options, message
+):
+    monkeypatch.delattr(workflow, "load_encoder")
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert main([*words, "-o", str(tmp_path / "x.tsv"), *(option.format(d=tmp_path) for option in options)]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "x.tsv").exists()
+    assert {path.name for path in tmp_path.iterdir()} <= {"news.de", "news.en.gz"}
 
 
 def test_the_package_of_a_storage_is_named(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     assert main([*words, "-o", str(tmp_path / "x.tsv"), *LOCAL, "--storage", "gs://bucket/mine"]) == 2
     assert "requires another package: Please install gcsfs" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "start"),
+    [
+        (filtering, lambda text, out, engine: filtering.filter_corpus(FilterOptions([text], out), engine=engine)),
+        (encoding, lambda text, out, engine: encoding.encode_file(text, out, engine=engine)),
+    ],
+)
+def test_other_commands_check_the_storage_before_the_encoder_is_loaded(words, tmp_path, monkeypatch, module, start):
+    monkeypatch.delattr(module, "load_encoder")
+    (tmp_path / "pairs.tsv").write_text("Guten Morgen.\tGood morning.\n", encoding="utf-8")
+    engine = EngineOptions(executor="local", storage=words[1])
+    with pytest.raises(StorageError, match="Cannot write to --storage"):
+        start(str(tmp_path / "pairs.tsv"), str(tmp_path / "out.tsv"), engine)
 
 
 def test_the_extra_is_named(words, tmp_path, capsys, monkeypatch):
@@ -345,10 +367,8 @@ def test_scripts_of_slurm(slurm, submitted, tmp_path, capsys):
     assert not (tmp_path / "mined.tsv").exists()
 
 
-@pytest.mark.parametrize("sbatch", ["#!/bin/bash\nexit 1\n", None])
-def test_a_job_that_slurm_does_not_accept(slurm, submitted, tmp_path, capsys, sbatch):
-    program = tmp_path / "bin" / "sbatch"
-    program.unlink() if sbatch is None else program.write_text(sbatch)
+def test_a_job_that_slurm_does_not_accept(slurm, submitted, tmp_path, capsys):
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/bash\nexit 1\n")
     assert slurm() == 2
     assert "Slurm did not accept the job" in " ".join(capsys.readouterr().err.split())
 

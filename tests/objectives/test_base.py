@@ -9,8 +9,9 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from transformers import AutoConfig, AutoModel
 
 from metaphrase.encoders.loading import load_encoder, pooling_of
+from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import ModelError
-from metaphrase.objectives.translation_language_modeling import notice
+from metaphrase.objectives.base import warn_unread_positions
 from tests.conftest import shape
 
 
@@ -47,12 +48,33 @@ def test_the_encoder_of_an_encoder_decoder_has_no_layers_to_copy(make_loss, enco
 def test_positions_that_an_encoder_cannot_reset_are_reported_once(
     make_loss, encoder_of, caplog, kind, changes, resets
 ):
-    notice.cache_clear()
+    warn_unread_positions.cache_clear()
     model = encoder_of(kind, **changes)
     for positions in ("continuous", "reset", "reset"):
         longest = make_loss("tlm", model=model, positions=positions, transform="none").objectives["tlm"]
     assert longest.longest_sequence(None) == (24 if resets else 48)
     assert caplog.text.count("`positions: reset` of 'tlm' has no effect") == (not resets)
+
+
+@pytest.mark.parametrize("kind", ["deberta", "deberta-v2"])
+def test_an_encoder_without_position_embeddings_has_no_limit(make_loss, batch_of, bitext, encoder_of, kind):
+    settings = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
+    model = encoder_of(kind, **settings, max_position_embeddings=16, pad_token_id=1)
+    loss = make_loss("rtl", model=model)
+    loss(batch_of(loss, bitext[:3]))["rtl"].backward()
+    make_loss("tlm", model=model, transform="none")
+    set_max_length(model, 64)
+    text = " ".join(row["source"] for row in bitext)
+    assert len(model.tokenizer(text, truncation=True, max_length=64)["input_ids"]) > 32
+    assert model.encode(text).shape == (32,)
+
+
+def test_two_passes_without_positions_are_reported_once(make_loss, encoder_of, caplog):
+    warn_unread_positions.cache_clear()
+    model = encoder_of("deberta-v2", position_biased_input=False, pad_token_id=1)
+    for positions in ("single", "double", "double"):
+        make_loss("rtl", model=model, positions=positions)
+    assert caplog.text.count("`positions: double` of 'rtl' adds none") == 1
 
 
 def test_two_embedding_passes_need_an_embedding_layer_that_takes_states(make_loss, encoder_of):

@@ -14,6 +14,7 @@ from metaphrase import RunConfig, TrainingRun, load_corpus
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CheckpointError, MetaphraseError, RecipeError, UsageError
 from metaphrase.modeling import frozen as frozen_module
 from metaphrase.publishing.provenance import PACKAGED
@@ -322,6 +323,33 @@ def test_a_release_that_cannot_be_made_is_refused_before_training(execute, setti
     with pytest.raises(MetaphraseError, match=message):
         execute(test=[], dev=settings["test"], **wrong)
     assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"load_best_model_at_end": True}, {"metric_for_best_model": "eval_dev_mean_accuracy"}]
+)
+def test_a_best_model_needs_dev_data(execute, monkeypatch, wrong):
+    monkeypatch.delattr(run_module, "load_encoder")
+    with pytest.raises(UsageError, match=f"--{next(iter(wrong))} needs pairs on which .*: pass --dev"):
+        execute(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        ({}, "The release will be the last model, not the best by --metric_for_best_model eval_dev_mean_accuracy"),
+        ({"save_steps": 2, "load_best_model_at_end": True}, "The model at the end is that of step 2, not the best"),
+        ({"save_steps": 1, "load_best_model_at_end": True}, ""),
+    ],
+)
+def test_a_release_that_is_not_the_best_model_is_reported(execute, settings, caplog, monkeypatch, options, warning):
+    scores = iter([0.5, 0.4])
+    monkeypatch.setattr(RetrievalEvaluator, "scores", lambda self, model: {"mean_accuracy": next(scores)})
+    best = {"metric_for_best_model": "eval_dev_mean_accuracy", "eval_strategy": "steps", "eval_steps": 1}
+    execute(test=[], dev=settings["test"], max_steps=2, **best, **options)
+    messages = [one.getMessage() for one in caplog.records if "not the best" in one.getMessage()]
+    assert len(messages) == bool(warning)
+    assert "".join(messages).startswith(warning)
 
 
 def test_a_configuration_is_not_changed_by_its_run(settings, tmp_path):

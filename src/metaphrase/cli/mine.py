@@ -59,12 +59,15 @@ def run(argv: Sequence[str]) -> int:
 
 def _describe_thresholds(result: MiningResult) -> list[str]:
     """The applied and the suggested threshold."""
+    from metaphrase.mining.workflow import why_no_threshold
+
     score_c, threshold, best = result.pairs.score_c, result.threshold, result.suggestion
     lines = []
     if threshold is not None:
         lines.append(f"Threshold: {threshold:.4f}, kept {(score_c >= threshold).sum():,} pairs (marked +).")
     if best is None:
-        return [*lines, "No threshold is suggested: wrong pairs score like all pairs."]
+        reason, _ = why_no_threshold(len(score_c), result.facts["copies_dropped"])
+        return [*lines, f"No threshold is suggested: {reason}."]
     expected = (
         f"precision {best.precision:.2f}, recall {best.recall:.2f}, F1 {best.f1:.2f}. This is a rough estimate, too good if "
         "few sentences have a translation; inspect the sample."

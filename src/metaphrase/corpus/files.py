@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from datasets import Dataset
 from metaphrase.corpus.codes import NO_CODES, bare_language, language_code
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name, stream_rows
 from metaphrase.corpus.kinds import check_distinct, check_regular
+from metaphrase.corpus.rows import OPTIONAL
 from metaphrase.corpus.text import MAX_EXPANSION, read_lines
 from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
 from metaphrase.io.digests import PinnedFile
@@ -38,6 +39,8 @@ _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 #: Lines that show which columns a file has.
 _PEEKED = 100
 _LANGUAGE_COLUMN = re.compile("(source|target)_lang", re.IGNORECASE)
+_KEYS = "|".join(["source_lang", "target_lang", *OPTIONAL, "negative"])
+_KEY = re.compile(rf'(?<!\\)"\s*({_KEYS})\s*"\s*:', re.IGNORECASE)
 
 
 #: Names of files and folders of parallel text, or data sets in memory.
@@ -136,9 +139,9 @@ def find_files(
 
 
 def states_languages(file: BitextFile) -> bool:
-    """Whether the first rows of a file state languages in columns of their own, which may differ from the file's.
+    """Whether the rows of a file state languages in columns of their own, which may differ from the file's.
 
-    A damaged Parquet file is left to its reader.
+    Any JSON line may have a key that the others lack, so all are searched. A damaged Parquet file is left to its reader.
     """
     names: Iterable[str]
     if file.format in ("tmx", "moses"):
@@ -150,9 +153,28 @@ def states_languages(file: BitextFile) -> bool:
             return True
     elif file.format in ("hub", "dataset"):
         names = next(iter(dataset_rows(file)), {})
+    elif file.format == "jsonl":
+        names = json_keys(file)
     else:
-        names = [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
+        names = _first_lines(file)
     return any(_LANGUAGE_COLUMN.search(name) for name in names)
+
+
+def states_languages_late(file: BitextFile) -> bool:
+    """Whether JSON lines state languages in columns of their own, but not the first ones."""
+    is_json = file.format == "jsonl"
+    return is_json and not any(map(_LANGUAGE_COLUMN.search, _first_lines(file))) and states_languages(file)
+
+
+def _first_lines(file: BitextFile) -> list[str]:
+    return [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
+
+
+def json_keys(file: BitextFile) -> Iterator[str]:
+    """The columns of a corpus, in lower case, that are keys anywhere in a file of JSON lines. Some are yielded repeatedly."""
+    for _, line in read_lines(file.paths[0], max_expansion=file.max_expansion):
+        if isinstance(line, str):
+            yield from map(str.lower, _KEY.findall(line))
 
 
 def dataset_rows(file: BitextFile) -> Iterable[dict[str, Any]]:

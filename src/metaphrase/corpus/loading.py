@@ -23,10 +23,20 @@ from datasets.fingerprint import Hasher
 
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import bare_language
-from metaphrase.corpus.files import BitextFile, CorpusLike, describe_file, file_names, find_files, unknown_language
+from metaphrase.corpus.files import (
+    BitextFile,
+    CorpusLike,
+    describe_file,
+    file_names,
+    find_files,
+    json_keys,
+    states_languages_late,
+    unknown_language,
+)
 from metaphrase.corpus.hub import count_rows, pin_revision
 from metaphrase.corpus.kinds import XML
 from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.readers.columns import NEGATIVES
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.corpus.rows import OPTIONAL, SENTENCES, Row, row_features
 from metaphrase.corpus.selection import Selection, select_rows
@@ -315,14 +325,13 @@ def stream_files(
         if not known:
             raise CorpusError(f"{file.name} has no pairs.")
         optional.update(*known)
-        if file.format == "parquet":  # whose first pairs may have nulls
-            optional.update({*OPTIONAL} & {*pq.read_schema(file.paths[0]).names})
+        optional.update(_later_columns(file))
         if not all("source_lang" in columns for columns in known):
             raise unknown_language(file)
         languages = list(dict.fromkeys(columns["source_lang"] for columns in known))
         facts.append(describe_file(file, languages))
         chosen = selection.languages.intersection(languages) if selection.languages else {*languages}
-        if file.language is None or chosen - {file.language}:
+        if file.language is None or chosen - {file.language} or states_languages_late(file):
             mixed.append(file)
         groups[file.language] = [*groups.get(file.language, ()), file]
     features = row_features(optional)
@@ -357,6 +366,15 @@ def stream_files(
         stopping_strategy="all_exhausted_without_replacement" if once else "all_exhausted",
     )
     return dataset, report, facts
+
+
+def _later_columns(file: BitextFile) -> set[str]:
+    """Columns that only pairs after the first ones may fill."""
+    if file.format == "parquet":
+        return {*OPTIONAL} & {*pq.read_schema(file.paths[0]).names}
+    if file.format == "jsonl":
+        return {NEGATIVES[0] if key in NEGATIVES else key for key in json_keys(file)}
+    return set()
 
 
 def _check_mixture(unnamed: Sequence[BitextFile], mixed: Sequence[BitextFile]) -> None:

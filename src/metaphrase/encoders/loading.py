@@ -302,13 +302,18 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def split_vectors(name: str) -> tuple[str, list[str]]:
-    """Split ``model + vector.safetensors`` into the model and the files of task vectors.
+    """Split ``model + vector.safetensors`` into the model and the files of task vectors; an existing path is not split.
 
     >>> split_vectors("starter + sw.safetensors"), split_vectors("starter")
     (('starter', ['sw.safetensors']), ('starter', []))
     """
-    base, *files = [name] if Path(name).exists() else name.split(PLUS)
-    return base, files
+    words, parts = name.split(PLUS), []
+    while words:
+        ends = (at for at in range(len(words), 1, -1) if Path(PLUS.join(words[:at])).exists())
+        end = next(ends, 1)
+        parts.append(PLUS.join(words[:end]))
+        words = words[end:]
+    return parts[0], parts[1:]
 
 
 def model_folder(name: str | None) -> Path | None:

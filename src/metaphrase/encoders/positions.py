@@ -22,9 +22,14 @@ def first_position(encoder: PreTrainedModel) -> int:
 
 
 def max_positions(encoder: PreTrainedModel) -> int | None:
-    """Tokens of the longest sequence; None if the encoder has no limit."""
+    """Tokens of the longest sequence; None if the encoder has no limit.
+
+    DeBERTa without ``position_biased_input``, such as mDeBERTa, has no table of positions, and clips long distances.
+    """
     held = getattr(encoder.config, "max_position_embeddings", None)
-    return None if held is None or held < 0 else held - first_position(encoder)
+    if held is None or held < 0 or not getattr(encoder.config, "position_biased_input", True):
+        return None
+    return held - first_position(encoder)
 
 
 def reads_positions(encoder: PreTrainedModel) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -38,9 +38,16 @@ _FACTS: dict[str, Any] = {
     "card": str | None,
     "prompts": Mapping[str, str] | None,
     "default_prompt_name": str | None,
+    "settings": Mapping[str, Any] | None,
 }
 #: Facts that files without them do not store.
-_OPTIONAL = {"default_prompt_name"}
+_OPTIONAL = {"default_prompt_name", "settings"}
+#: Settings of an encoder, and their types.
+SETTINGS: dict[str, Any] = {
+    "max_seq_length": Count | None,
+    "truncate_dim": Count | None,
+    "similarity_fn_name": Literal["cosine", "dot", "euclidean", "manhattan"],
+}
 _FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
 
 
@@ -114,6 +121,10 @@ def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
     default = content.get("default_prompt_name")
     if default is not None and default not in (content["prompts"] or {}):
         raise ValueError(f"'default_prompt_name' of its metadata is {default!r}, which its 'prompts' do not have")
+    for name, value in (content.get("settings") or {}).items():
+        if name not in SETTINGS:
+            raise ValueError(f"'settings' of its metadata has the unknown key {name!r}")
+        check_value(value, SETTINGS[name], f"{name!r} of its metadata")
     return content
 
 

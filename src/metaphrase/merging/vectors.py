@@ -19,10 +19,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from metaphrase.exceptions import ModelError, NonFiniteError
+from metaphrase.exceptions import ModelError, NonFiniteError, UsageError
 from metaphrase.io.arguments import Finite, checked
-from metaphrase.io.digests import module_settings, weights_digest
-from metaphrase.merging.files import read_vector, write_vector
+from metaphrase.io.digests import module_settings, tensors_digest, weights_digest
+from metaphrase.merging.files import SETTINGS, read_vector, write_vector
 from metaphrase.merging.projection import find_projection, project_out
 from metaphrase.merging.quantization import Bits
 
@@ -46,6 +46,8 @@ class TaskVector:
         directions: Orthonormal directions that the tuned model projects out of its embeddings, shape
             ``(directions, hidden)``, as after `metaphrase debias`; they are removed with any alpha.
         default_prompt_name: The prompt of `prompts` that the tuned model uses by default, if any.
+        settings: Those of ``max_seq_length``, ``truncate_dim`` and ``similarity_fn_name`` in which the tuned model differs
+            from the base; None if there are none.
 
     >>> base, one, other = (nn.Linear(2, 1) for _ in range(3))
     >>> both = TaskVector.between(base, one) + TaskVector.between(base, other)
@@ -64,6 +66,7 @@ class TaskVector:
     prompts: Mapping[str, str] | None = None
     directions: Tensor | None = None
     default_prompt_name: str | None = None
+    settings: Mapping[str, Any] | None = None
 
     @classmethod
     def between(cls, base: nn.Module, tuned: nn.Module, **facts: Any) -> TaskVector:
@@ -90,6 +93,8 @@ class TaskVector:
         known = getattr(base, "prompts", None), getattr(base, "default_prompt_name", None)
         if any(prompts.values()) and (prompts, default) != known:
             facts |= {"prompts": prompts, "default_prompt_name": default if default in prompts else None}
+        before, after = _settings(base), _settings(tuned)
+        facts["settings"] = {name: one for name, one in after.items() if before.get(name) != one} or None
         _check_weights(old, new)
         if others != modules:
             raise ModelError(
@@ -114,7 +119,7 @@ class TaskVector:
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
         """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
 
-        It has the vector's prompts with their default one, or else those of the base.
+        It has the vector's settings and its prompts with their default one, or else those of the base.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -144,13 +149,16 @@ class TaskVector:
         with torch.no_grad():
             for name, difference in self.differences.items():
                 old = weights[name]
-                places[name].copy_(torch.add(old, difference.to(old.device), alpha=weight))
+                # Two roundings: some CPUs would fuse `torch.add(old, difference, alpha=weight)` into one.
+                places[name].copy_(old + difference.to(old.device) * weight)
                 if not torch.isfinite(places[name]).all():
                     raise NonFiniteError(f"{name} is NaN or infinite with alpha {weight:g}. Choose a smaller alpha.")
         if self.directions is not None:
             project_out(merged, self.directions)
         if self.prompts is not None:
             merged.prompts, merged.default_prompt_name = dict(self.prompts), self.default_prompt_name
+        for name, value in (self.settings or {}).items():
+            setattr(merged, name, value)
         return merged
 
     def __add__(self, other: TaskVector) -> TaskVector:
@@ -232,11 +240,28 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
 
     Raises:
         ModelError: The vectors belong to different bases.
+        UsageError: A vector is given twice.
     """
+    if len(vectors) > 1 and len(set(map(_digest, vectors))) < len(vectors):
+        raise UsageError(
+            "Two of the task vectors are the same, perhaps under different names. Give each once, and choose its weight with "
+            "alpha."
+        )
     if alpha is None and len({one.alpha for one in vectors}) > 1:
         vectors = [one.scaled(one.alpha) for one in vectors]
     total = reduce(operator.add, vectors)
     return total if alpha is None else replace(total, alpha=alpha)
+
+
+def _digest(vector: TaskVector) -> str:
+    """Digest of what a vector changes, whatever its alpha and its facts."""
+    directions = {} if vector.directions is None else {"directions": vector.directions}
+    return tensors_digest({**vector.differences, **directions})
+
+
+def _settings(model: nn.Module) -> dict[str, Any]:
+    """The settings of an encoder that are not those of its modules."""
+    return {name: getattr(model, name) for name in SETTINGS} if isinstance(model, SentenceTransformer) else {}
 
 
 def _check_weights(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:

@@ -19,7 +19,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import load_rows, make_shards, work_manifest
+from metaphrase.mining.shards import check_engine, load_rows, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +55,13 @@ def encode_file(
     Raises:
         ValueError: An option or the text is invalid, or an output is the text.
         CheckpointError: Another process writes the output, or its folder is not writable.
+        StorageError: The storage cannot be written to.
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
     search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
-    engine.check()
+    check_engine(engine)
     written = Path(output), Path(f"{output}.txt")
     check_files(written, [text])
     read = partial(read_sentences, text, column)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import shutil
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from pathlib import Path
 from subprocess import CalledProcessError
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import torch
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
@@ -203,6 +205,54 @@ class Search(Step):
 # ---------------------------------------------------------------------------------------------------- running
 
 
+def check_settings(engine: EngineOptions) -> None:
+    """Check the storage, which is written to, and the arguments of an executor.
+
+    Raises:
+        UsageError: A package of the storage or the program of Slurm is missing, or the storage or the arguments do not fit
+            the executor.
+        StorageError: The storage cannot be written to.
+    """
+    _executor(engine, None, "memory://logs", engine.tasks, None)
+    if engine.storage is not None:
+        storage = _open_storage(engine.storage)
+        path = storage.resolve_paths("")
+        if engine.executor == "slurm" and (unsafe := sorted(set(_UNQUOTED.findall(path)))):
+            raise UsageError(
+                f"--storage {path} cannot be used with --executor slurm: the job scripts of datatrove do not quote it, and "
+                f"it contains {' '.join(map(repr, unsafe))}. Choose a folder without this."
+            )
+        _try_writing(storage, engine.storage)
+    if engine.executor == "slurm" and shutil.which("sbatch") is None:
+        raise UsageError(
+            "--executor slurm submits jobs with sbatch, which was not found. Run the command on a machine that can submit "
+            "jobs."
+        )
+
+
+def _open_storage(path: str) -> DataFolder:
+    try:
+        return get_datafolder(path)
+    except ImportError as error:
+        raise UsageError(f"--storage {path} requires another package: {error}.") from error
+    except ValueError as error:
+        raise UsageError(f"--storage {path} is no folder or URL of a storage: {error}.") from error
+
+
+def _try_writing(storage: DataFolder, path: str) -> None:
+    """Write a file to a storage, and delete it with the folder if that is new."""
+    name = f".{uuid4().hex}"
+    is_new = storage.is_local() and not storage.exists("")
+    try:
+        storage.makedirs("", exist_ok=True)
+        storage.pipe_file(name, b"")
+        storage.rm_file(name)
+        if is_new:
+            storage.rmdir("")
+    except Exception as error:  # each kind of storage has errors of its own
+        raise StorageError(f"Cannot write to --storage {path}: {error}.") from error
+
+
 def run_stages(
     engine: EngineOptions,
     work: Work,
@@ -219,16 +269,8 @@ def run_stages(
     Returns a context with a folder of the neighbours, the recall of an approximate search and, ``with_rows``, the
     embeddings; None if the stages were submitted to Slurm.
     """
-    try:
-        storage = get_datafolder(work.storage)
-    except ImportError as error:
-        raise UsageError(f"--storage {work.storage} requires another package: {error}.") from error
+    storage = _open_storage(work.storage)
     work = replace(work, storage=storage.resolve_paths(""))  # a relative path may be another one elsewhere
-    if engine.executor == "slurm" and (unsafe := sorted(set(_UNQUOTED.findall(work.storage)))):
-        raise UsageError(
-            f"--storage {work.storage} cannot be used with --executor slurm: the job scripts of datatrove do not quote it, "
-            f"and it contains {' '.join(map(repr, unsafe))}. Choose a folder without this."
-        )
     try:
         _copy_texts(texts, storage, work.sentences)
     except OSError as error:
@@ -276,7 +318,7 @@ def _executor(
         settings |= {"job_name": f"metaphrase-{Path(logs).name}", "depends": before}
     try:
         return cls(**settings, **engine.arguments)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UsageError(f"--executor_args do not fit datatrove's {cls.__name__}: {error}.") from error
 
 

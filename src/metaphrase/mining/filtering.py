@@ -29,7 +29,7 @@ from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOption
 from metaphrase.mining.output import histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
-from metaphrase.mining.shards import SIDES, load_neighbours, load_rows, make_shards, work_manifest
+from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, load_rows, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ def filter_corpus(
     Raises:
         ValueError: An option or the corpus is invalid, or an output is an input.
         CheckpointError: Another process writes the output, or its folder is not writable.
-        StorageError: There is not enough disk space.
+        StorageError: There is not enough disk space, or the storage cannot be written to.
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
     search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
     options.check()
-    engine.check()
+    check_engine(engine)
     check_device(search.search_device, here=engine.executor is None)
     start = time.perf_counter()
     with work_folder_of(options.output) as work:

@@ -207,6 +207,16 @@ def search_shards(
         write_part(folder / RECALL, {"recall": recall(found, exactly(tried_qh))})
 
 
+def check_engine(engine: EngineOptions) -> None:
+    """Check what an engine requires before slow work: its options, its storage and the arguments of its executor."""
+    engine.check()
+    if engine.executor is not None:
+        os.environ.setdefault("LOGURU_DIAGNOSE", "NO")  # else datatrove logs the variables of a failed task, too
+        from metaphrase.mining.engine import check_settings  # of an extra
+
+        check_settings(engine)
+
+
 def make_shards(
     model: SentenceTransformer,
     texts: Iterable[tuple[str, Sequence[str]]],
@@ -223,8 +233,8 @@ def make_shards(
     """Make the embeddings and neighbours of some texts, unless they are already there.
 
     ``texts`` are the distinct, non-empty texts of each side; ``pools`` has, for each side whose neighbours are searched, the
-    side that they are searched in. The work folder has a manifest. The last Slurm job calls ``finish`` with the options of an
-    engine that finds everything made.
+    side that they are searched in. The work folder has a manifest, and the engine was checked. The last Slurm job calls
+    ``finish`` with the options of an engine that finds everything made.
 
     Returns a context with the folder of the shards, a folder for each side, which has the embeddings, too, if
     ``with_rows``; None if the tasks were submitted to Slurm.
@@ -242,7 +252,6 @@ def make_shards(
             advance = begin(f"Neighbours of {side}s", len(rows[side]))
             search_shards(rows[side], rows[pool], work / side, search, advance)
         return nullcontext(work)
-    os.environ.setdefault("LOGURU_DIAGNOSE", "NO")  # else datatrove logs the variables of a failed task, too
     from metaphrase.mining.engine import Work, run_stages  # of an extra
 
     counts = {side: len(Sentences.write(work / side, partial(iter, of_side))) for side, of_side in texts}

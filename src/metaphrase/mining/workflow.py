@@ -29,7 +29,7 @@ from metaphrase.mining.output import draw_histogram, histogram, quantiles, write
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import SIDES, load_neighbours, make_shards, work_manifest
+from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, make_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ def mine_files(
     Raises:
         ValueError: An option or a text is invalid, an output is an input, or no threshold can be suggested.
         CheckpointError: Another process writes the output, or its folder is not writable.
-        StorageError: There is not enough disk space.
+        StorageError: There is not enough disk space, or the storage cannot be written to.
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
     search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
     options.check()
-    engine.check()
+    check_engine(engine)
     check_device(search.search_device, here=engine.executor is None)
     if options.threshold == "auto" and search.k < 2:
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
@@ -119,7 +119,7 @@ def mine_files(
         with made as folder:
             found, recalls = _load_found(folder, texts, search, note)
         scored = _score(found, texts, options)
-        threshold = _suggested(scored.suggestion) if options.threshold == "auto" else options.threshold
+        threshold = _suggested(scored) if options.threshold == "auto" else options.threshold
         kept = scored.pairs if threshold is None else scored.pairs.take(scored.pairs.score_c >= threshold)
         kept = kept.take(slice(options.top))
         output, summary, sample, picture = options.outputs
@@ -232,14 +232,24 @@ def _settings(options: MiningOptions, search: SearchOptions, model: SentenceTran
     return asdict(search) | {"prompt": resolve_prompt(model, search.prompt_name)} | scores
 
 
-def _suggested(suggestion: Threshold | None) -> float:
+def _suggested(scored: _Scored) -> float:
     """The threshold for ``auto``."""
-    if suggestion is None:
-        raise DataError(
-            "No threshold can be suggested: wrong pairs score like all pairs. Inspect the scores without "
-            "--threshold; the two texts may have no translations in common, or the encoder may not know the languages."
+    if scored.suggestion is None:
+        reason, advice = why_no_threshold(len(scored.pairs.score_c), scored.copies)
+        raise DataError(f"No threshold can be suggested: {reason}. {advice}")
+    return scored.suggestion.threshold
+
+
+def why_no_threshold(pairs: int, copies: int) -> tuple[str, str]:
+    """Why no threshold is suggested for a number of pairs, without the copies that were dropped, and what to do."""
+    if copies and not pairs:
+        return f"all {copies:,} pairs that were found are copies, whose two sides are the same text", (
+            "Check that the two texts are in different languages, or keep copies with --copies."
         )
-    return suggestion.threshold
+    return "wrong pairs score like all pairs", (
+        "Inspect the scores without --threshold; the two texts may have no translations in common, or the encoder may not "
+        "know the languages."
+    )
 
 
 def _describe(facts: Mapping[str, int]) -> str:

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -179,6 +179,12 @@ def check_positions(sources: HeadSources, positions: int, name: str) -> None:
         raise ModelError(
             f"{name!r} builds sequences of up to {positions} positions, but the encoder has {held}. Lower max_length."
         )
+
+
+@cache
+def warn_unread_positions(encoder: str, effect: str) -> None:
+    """Log once per process what follows if encoders of a class read no position ids."""
+    logger.warning("%s reads no position ids, so %s", encoder, effect)
 
 
 def check_embedding_size(sources: HeadSources, name: str) -> None:

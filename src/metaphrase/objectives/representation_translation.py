@@ -14,13 +14,21 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.encoders.positions import reads_positions
 from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, can_pack, first_position, token_states
 from metaphrase.modeling.views import UNSCORED, Examples, Generators, View
-from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, corpus_languages
+from metaphrase.objectives.base import (
+    Granularity,
+    HeadSources,
+    Objective,
+    check_positions,
+    corpus_languages,
+    warn_unread_positions,
+)
 from metaphrase.objectives.translation_ranking import TranslationRanking
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
 
@@ -212,6 +220,7 @@ class RepresentationTranslation(Objective):
             ``"both"`` the source in the first half of the batch and the target in the second.
         ratio: Reconstruction ratio ρ. Below 1, slots that are not masked hold the states of the same sentence.
         positions: ``"single"``, or ``"double"`` for the two passes of the released code (see :class:`ReconstructionHead`).
+            With encoders that read no position ids, such as mDeBERTa, ``"double"`` adds no positions, with a warning.
         vocabulary: ``"tied"``, ``"untied"`` or ``"english"`` (see :class:`VocabularyHead`).
         transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
         language_embeddings: Add an embedding of the reconstructed sentence's language to its slots.
@@ -243,6 +252,13 @@ class RepresentationTranslation(Objective):
                 f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {self.direction!r} also "
                 "predicts those of the source. Use 'tied' or 'untied'."
             )
+
+    def attach(self, sources: HeadSources) -> None:
+        """Find out whether the two passes add positions."""
+        super().attach(sources)
+        if self.positions == "double" and not reads_positions(sources.encoder):
+            effect = "`positions: double` of 'rtl' adds none: slots and states only have distances in one sequence."
+            warn_unread_positions(type(sources.encoder).__name__, effect)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides, and the masked slots if ρ < 1."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Literal
 
 from metaphrase.encoders.positions import reads_positions
 from metaphrase.io.arguments import Share
 from metaphrase.modeling.views import View, concatenated
-from metaphrase.objectives.base import HeadSources, pair_length
+from metaphrase.objectives.base import HeadSources, pair_length, warn_unread_positions
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -74,7 +70,8 @@ class TranslationLanguageModeling(MaskedPrediction):
         super().attach(sources)
         self.resets = self.positions == "reset" and reads_positions(sources.encoder)
         if self.positions == "reset" and not self.resets:
-            notice(type(sources.encoder).__name__)
+            effect = "`positions: reset` of 'tlm' has no effect: positions are continuous."
+            warn_unread_positions(type(sources.encoder).__name__, effect)
 
     def views(self) -> tuple[View, ...]:
         """Return the masked pairs, and the masked monolingual texts if requested."""
@@ -84,11 +81,3 @@ class TranslationLanguageModeling(MaskedPrediction):
         """Return the number of positions of one sentence if they are reset, else of both."""
         both = pair_length(sources, self.max_length) if self.layout == "pair" else 2 * self.max_length
         return self.max_length if self.resets else both
-
-
-@cache
-def notice(encoder: str) -> None:
-    """Log once per process that encoders of a class do not reset positions."""
-    logger.warning(
-        "%s reads no position ids, so `positions: reset` of 'tlm' has no effect: positions are continuous.", encoder
-    )

@@ -21,7 +21,7 @@ from sentence_transformers.base.model_card import YAML_FIELDS
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from metaphrase import __version__
-from metaphrase.encoders.loading import PLUS
+from metaphrase.encoders.loading import PLUS, split_vectors
 from metaphrase.encoders.pooler import is_pooler_optional
 from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown
@@ -58,7 +58,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             the training data. None if it was not checked.
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
             commit), and `origin` and `license` if they are known.
-        merge: How the weights were merged: `alpha`, the weight of what training changed, `tuned`, names of the models, and
+        merge: How the weights were merged: `alpha`, the weight of what training changed (a list with one for each tuned model
+            if they differ), `tuned`, names of the models, and
             `chosen`, how alpha was chosen.
         debias: How language identity was removed: number of `directions` and of `languages`, and name of the `data`.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
@@ -328,7 +329,7 @@ def _merged(merge: Mapping[str, Any] | None) -> str | None:
         return None
     names = f" in {', '.join(merge['tuned'])}" if merge.get("tuned") else ""
     chosen = f". {merge['chosen']}" if merge.get("chosen") else ""
-    return f"the weights of the base model plus {merge['alpha']:g} times what training changed{names}{chosen}"
+    return f"the weights of the base model plus {alpha_in_words(merge['alpha'])} times what training changed{names}{chosen}"
 
 
 def prompts_in_words(model: Any) -> str:
@@ -439,6 +440,16 @@ def _name_or_path(model: SentenceTransformer | None) -> str | None:
     return str(encoder.config.name_or_path) if encoder is not None else None
 
 
+def alpha_in_words(alpha: float | Sequence[float]) -> str:
+    """A weight, or several, as words.
+
+    >>> alpha_in_words(0.5), alpha_in_words([0.2, 0.8])
+    ('0.5', '0.2 and 0.8')
+    """
+    *others, last = [f"{one:g}" for one in ([alpha] if isinstance(alpha, int | float) else alpha)]
+    return " and ".join(filter(None, (", ".join(others), last)))
+
+
 def _public_name(name: str) -> str:
     """The name of a model without the folders that contain it."""
     return name if _is_hub_id(name) else Path(name).name
@@ -446,4 +457,5 @@ def _public_name(name: str) -> str:
 
 def _last_part(name: str | None) -> str | None:
     """The name of a model, and of task vectors that are added to it, without the folders that contain them."""
-    return PLUS.join(Path(part).name for part in name.split(PLUS)) if name else None
+    base, files = split_vectors(name or "")
+    return PLUS.join(Path(part).name for part in (base, *files)) if name else None

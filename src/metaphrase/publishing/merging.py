@@ -47,7 +47,7 @@ from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
-from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.markdown import cell, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
@@ -138,7 +138,8 @@ class Merge:
     Attributes:
         base: Name of the base.
         tuned: Names of the tuned models or files.
-        alpha: Weight of what training changed; 0 if no weight gains anything without a loss, and nothing was written.
+        alpha: Weight of what training changed, a list with one for each tuned model if they differ; 0 if no weight gains
+            anything without a loss, and nothing was written.
         curve: Gain and cost by weight, if the weight was chosen; see `metaphrase.evaluation.guards.AlphaCurve`.
         weights: Number of weights (tensors) that changed.
         parameters: Number of their values.
@@ -150,7 +151,7 @@ class Merge:
 
     base: str
     tuned: list[str]
-    alpha: float
+    alpha: float | list[float]
     curve: dict[str, Any] | None
     weights: int
     parameters: int
@@ -194,15 +195,18 @@ def merge(
         vector = replace(vector, alpha=curve.alpha)
     else:
         vector = combine(vectors, options.alpha)
+    alpha: float | list[float] = vector.alpha
+    if options.alpha is None and len({one.alpha for one in vectors}) > 1:
+        alpha = [one.alpha for one in vectors]
     written = curve is None or curve.gains
     if written:
-        _write(options, base, vector, command)
+        _write(options, base, vector, alpha, command)
     if curve is not None:
         write_curve(curve, Path(options.output_dir) if options.output_dir and written else None, options.curve)
     return Merge(
         base=base_name,
         tuned=tuned,
-        alpha=vector.alpha if written else 0.0,
+        alpha=alpha if written else 0.0,
         curve=None if curve is None else curve.to_dict(),
         weights=len(vector.differences),
         parameters=_size(vector),
@@ -232,7 +236,13 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
     return choose_alpha(base, vector, gain, [*guards, *others], advance=advance)
 
 
-def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector, command: str | None) -> None:
+def _write(
+    options: MergeOptions,
+    base: SentenceTransformer,
+    vector: TaskVector,
+    alpha: float | list[float],
+    command: str | None,
+) -> None:
     """Write the encoder and the vector."""
     base_name, *tuned = options.models
     languages = {language for name in tuned for language in stated(name, "language")} | set(
@@ -240,7 +250,7 @@ def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector,
     )
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe else None,
-        merge={"alpha": vector.alpha, "tuned": [Path(name).name if Path(name).exists() else name for name in tuned]},
+        merge={"alpha": alpha, "tuned": [Path(name).name if Path(name).exists() else name for name in tuned]},
         command=command,
         language=sorted(languages) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
@@ -273,7 +283,8 @@ def write_curve(curve: AlphaCurve, folder: Path | None, path: str | Path | None 
 def _check(options: MergeOptions) -> None:
     if len(options.models) < 2:
         raise UsageError(f"Merging needs a base and at least one tuned model, but got {options.models}.")
-    if len(set(options.models)) < len(options.models):
+    places = [str(Path(name).resolve()) if Path(name).exists() else name for name in options.models]
+    if len(set(places)) < len(places):
         raise UsageError(
             f"A model is named twice: {', '.join(options.models)}. Name the base and each tuned model once."
         )
@@ -396,7 +407,7 @@ def describe(result: Merge) -> Sequence[str]:
         sentences.append(f"{AlphaCurve(**result.curve)}{nothing}")
     if result.output_dir is not None:
         sentences.append(
-            f"Wrote {result.output_dir}: {result.base} plus {result.alpha:g} times what training changed. "
+            f"Wrote {result.output_dir}: {result.base} plus {alpha_in_words(result.alpha)} times what training changed. "
             f"{how_to_load(result.output_dir)}"
         )
     if result.vector is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from metaphrase.training.fault_tolerance import GracefulShutdown, StepGuard
 from metaphrase.training.heads import restore_heads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, RunFacts, choose_checkpoint, verify_best
+
+logger = logging.getLogger(__name__)
 
 #: Settings of optimisers that a resumed run takes from its arguments.
 HYPERPARAMETERS = {"initial_lr", "weight_decay", "betas", "eps", "momentum"}
@@ -154,7 +157,21 @@ class ResumesRuns(AtomicCheckpoints):
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Finish training; after a signal, all checkpoints and the current weights are kept for the resumed run."""
         with self._shutdown.keep_checkpoints(self.args):
+            if self.args.load_best_model_at_end:
+                self._report_best_step()
             return super()._finalize_training(*args, **kwargs)
+
+    def _report_best_step(self) -> None:
+        """Warn if the model that is loaded at the end is not the best one, because none was measured or kept."""
+        best, kept = self.state.best_global_step, self.state.best_model_checkpoint
+        loaded = self.state.global_step if kept is None else _step_of(kept)
+        if best != loaded:
+            logger.warning(
+                "The model at the end is that of step %d, not the best by %s: %s.",
+                loaded,
+                self.args.metric_for_best_model,
+                f"step {best} has no checkpoint. Save at each evaluation" if best else "no measured value is a number",
+            )
 
     def _saved(self) -> nn.Module:
         return self.alignment_loss
@@ -208,5 +225,9 @@ class ResumesRuns(AtomicCheckpoints):
         """Load the best checkpoint, and fail if it is damaged; the parent class would continue with the last weights."""
         best = Path(str(self.state.best_model_checkpoint))
         verify_best(best, self.args.output_dir)
-        self.model.model_card_data.set_best_model_step(self.state.best_global_step)
+        self.model.model_card_data.set_best_model_step(_step_of(best))
         self._load_from_checkpoint(str(best))
+
+
+def _step_of(checkpoint: str | Path) -> int:
+    return int(Path(checkpoint).name.rpartition("-")[2])

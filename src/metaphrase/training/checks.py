@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 
@@ -13,6 +14,8 @@ from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.training.configuration import CLEANINGS, RunConfig
 from metaphrase.training.corpora import selected
 from metaphrase.training.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 
 def check(config: RunConfig, *, dev: Collection[str] | None = None, tests: Collection[str] | None = None) -> None:
@@ -32,6 +35,20 @@ def check(config: RunConfig, *, dev: Collection[str] | None = None, tests: Colle
     if config.guard and config.merge != "auto" and not (config.test if tests is None else tests):
         raise UsageError("--guard is measured with the test sets: also pass --test.")
     find_files(config.corpus, **selected(config))
+
+
+def check_best_model(config: RunConfig, dev: Collection[str]) -> None:
+    """Refuse to choose the best model without dev data, and warn if it is measured, but not released."""
+    metric, is_chosen = config.metric_for_best_model, config.load_best_model_at_end
+    if not dev and (metric or is_chosen):
+        name = "load_best_model_at_end" if is_chosen else "metric_for_best_model"
+        raise UsageError(f"--{name} needs pairs on which the models are measured: pass --dev.")
+    if metric and not is_chosen:
+        logger.warning(
+            "The release will be the last model, not the best by --metric_for_best_model %s. To release the best, pass "
+            "--load_best_model_at_end.",
+            metric,
+        )
 
 
 def check_text(recipe: Recipe, config: RunConfig) -> None:

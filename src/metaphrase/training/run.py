@@ -53,7 +53,7 @@ from metaphrase.training.baseline import (
     split_retention,
 )
 from metaphrase.training.callbacks import log_readably
-from metaphrase.training.checks import check, check_language_embedding, check_text
+from metaphrase.training.checks import check, check_best_model, check_language_embedding, check_text
 from metaphrase.training.configuration import RunConfig, configured_recipe
 from metaphrase.training.corpora import (
     leakage,
@@ -148,6 +148,7 @@ class TrainingRun:
         self.title = title
         self.origins = origins
         self.recipe = configured_recipe(config)
+        check_best_model(config, config.dev or inputs.dev or ())  # before transformers asks for `eval_strategy`
         self.arguments = config.training_arguments()
         self.output = Path(str(config.output_dir))
         self.result: RunResult | None = None

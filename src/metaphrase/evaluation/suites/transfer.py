@@ -7,7 +7,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,6 @@ from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.running import average
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
-from metaphrase.exceptions import DataError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import versions
 from metaphrase.io.locks import exclusive
@@ -59,7 +57,7 @@ class FineTunedTask:
 
     suite: str
     form: Format
-    run: Callable[[Any, FineTuningArguments], Mapping[str, Any]]
+    run: Callable[..., Mapping[str, Any]]
     options: type
     work: float
     probe: Probe | None = None
@@ -109,24 +107,6 @@ PROBED_BY = {
     "probe": tuple(task.suite for task in FINETUNED.values() if task.probe),
     "finetune": (),
 }
-
-
-@contextmanager
-def _no_further_files(
-    task: FineTunedTask, folder: Path, languages: Collection[str], files: Sequence[Path]
-) -> Iterator[None]:
-    """Check before and after a block, which reads the folder, that it has no files that were added after the search."""
-
-    def check() -> None:
-        if added := sorted({*task.files(folder, languages)}.difference(files)):
-            raise DataError(
-                f"{added[0]} was added to the data during the evaluation, which began without it. Evaluate again when the "
-                "data are complete."
-            )
-
-    check()
-    yield
-    check()
 
 
 def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterator[Benchmark]:
@@ -181,9 +161,8 @@ def _measure_probe(
     options = FineTuningOptions(
         **task.sources(folder), languages=list(languages), selection="last", limit_test=probe.limit_test, model=""
     )
-    with _no_further_files(task, folder, languages, files):
-        benchmark = load_benchmark(options, task.form, seed=42)
-        scores = probe.measure(benchmark, subject.model, subject.encoding())
+    benchmark = load_benchmark(options, task.form, seed=42, files=files)
+    scores = probe.measure(benchmark, subject.model, subject.encoding())
     rows = {code: {"n": len(benchmark.test[code]), **asdict(score)} for code, score in scores.items()}
     found = {
         "data": benchmark.facts("train", "test"),
@@ -220,8 +199,8 @@ def _measure(
     output = subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
     options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
-    with exclusive(output), _no_further_files(FINETUNED[name], folder, languages, files):
-        found = FINETUNED[name].run(options, arguments)
+    with exclusive(output):
+        found = FINETUNED[name].run(options, arguments, files=files)
         shutil.rmtree(output)
     return {title: replace(result, model=subject.name) for title, result in finetuned_results(name, found).items()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -113,10 +114,14 @@ def against_majority(correct_n: Sequence[float], label_n: Sequence[int]) -> dict
     }
 
 
-def finetune_classification(options: ClassificationOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
+def finetune_classification(
+    options: ClassificationOptions, arguments: FineTuningArguments, *, files: Sequence[Path] | None = None
+) -> Mapping[str, Any]:
     """Fine-tune an encoder on pairs of sentences and measure its accuracy in each language.
+
+    Of folders only ``files`` are read, if they are given.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metric is ``accuracy``.
     """
-    return fine_tune(PairTask(options, arguments))
+    return fine_tune(PairTask(options, arguments), files=files)

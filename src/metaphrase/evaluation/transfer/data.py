@@ -88,17 +88,26 @@ class Format:
     group: str
 
 
-def read_languages(source: str, form: Format, *, split: str, languages: Sequence[str] | None = None) -> Languages:
+def read_languages(
+    source: str,
+    form: Format,
+    *,
+    split: str,
+    languages: Sequence[str] | None = None,
+    files: Sequence[Path] | None = None,
+) -> Languages:
     """Read a source.
 
     The form of a source is in the module docstring; ``split`` is read if it names none. English comes first, then the others
-    sorted by code.
+    sorted by code. Of a folder, only ``files`` are read if they are given.
     """
     place, _, asked = source.partition("@")
     split = asked or split
-    rows = _hub_rows if is_hub_name(place) else _file_rows
+    hub = is_hub_name(place)
     sets: Languages = {}
-    for language, found in rows(place, form, split, languages):
+    for language, found in (
+        _hub_rows(place, form, split, languages) if hub else _file_rows(place, form, split, languages, files)
+    ):
         if not (part := list(found)):
             raise DataError(f"{source} has no rows for {language!r}.")
         data = Dataset.from_list(part)
@@ -113,13 +122,13 @@ def read_languages(source: str, form: Format, *, split: str, languages: Sequence
     return {language: sets[language] for language in sorted(sets, key=lambda code: (code != ENGLISH, code))}
 
 
-def files_of(path: Path, form: Format, split: str) -> list[tuple[str, Path]]:
+def files_of(path: Path, form: Format, split: str, files: Sequence[Path] | None = None) -> list[tuple[str, Path]]:
     """The language and path of each file of a folder that belongs to a split, or of a file itself.
 
-    A file without a language in its name is English.
+    A file without a language in its name is English. ``files`` are those of the folder; it is listed by default.
     """
     found = []
-    for file in [path] if path.is_file() else sorted(path.iterdir()):
+    for file in [path] if path.is_file() else sorted(path.iterdir() if files is None else files):
         name = file.name.removesuffix(".gz")
         match = next((match for pattern in form.names if (match := pattern.fullmatch(name))), None)
         groups = match.groupdict() if match else {}
@@ -129,11 +138,11 @@ def files_of(path: Path, form: Format, split: str) -> list[tuple[str, Path]]:
 
 
 def _file_rows(
-    place: str, form: Format, split: str, languages: Sequence[str] | None
+    place: str, form: Format, split: str, languages: Sequence[str] | None, files: Sequence[Path] | None
 ) -> Iterator[tuple[str, Iterator[Row]]]:
     if not Path(place).exists():
         raise MissingFileError(f"{place} does not exist.")
-    found = [one for one in files_of(Path(place), form, split) if languages is None or one[0] in languages]
+    found = [one for one in files_of(Path(place), form, split, files) if languages is None or one[0] in languages]
     check_distinct((file,) for _, file in found)
     for language, file in found:
         yield language, form.read(file, language)

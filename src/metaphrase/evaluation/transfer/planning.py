@@ -6,6 +6,8 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from datasets import Dataset, concatenate_datasets
 
@@ -29,15 +31,18 @@ class Run:
     couples: bool = False
 
 
-def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> TransferData:
-    """Read the data that the options name."""
+def load_benchmark(
+    options: FineTuningOptions, form: Format, *, seed: int, files: Sequence[Path] | None = None
+) -> TransferData:
+    """Read the data that the options name; of folders only ``files``, if they are given."""
+    read = partial(read_languages, form=form, files=files)
     languages = split_list(options.languages or ()) or None
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
     chosen_by = [ENGLISH] if options.selection == "english" else languages
     if options.halves is not None:
         if options.train or options.dev or options.test:
             raise UsageError("--halves replaces --train, --dev and --test. Pass either --halves or the other three.")
-        sets = read_languages(options.halves, form, split="dev", languages=_with_english(languages))
+        sets = read(options.halves, split="dev", languages=_with_english(languages))
         shares = {"test": 0.5, "dev": 0.0 if options.selection == "last" else options.dev_share, "train": 1.0}
         parts = split_items(sets, form.group, shares, seed=seed)
         chosen = {"train": trained, "dev": languages and chosen_by, "test": languages}
@@ -45,12 +50,12 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
     else:
         if options.train is None or options.test is None:
             raise UsageError("Pass --train and --test, or --halves.")
-        train = read_languages(options.train, form, split="train", languages=trained)
-        test = read_languages(options.test, form, split="test", languages=languages)
+        train = read(options.train, split="train", languages=trained)
+        test = read(options.test, split="test", languages=languages)
         if options.selection == "last":
             dev = {}
         elif options.dev is not None:
-            dev = read_languages(options.dev, form, split="dev", languages=chosen_by)
+            dev = read(options.dev, split="dev", languages=chosen_by)
         else:
             shares = {"dev": options.dev_share, "train": 1.0}
             parts = split_items(train, form.group, shares, seed=seed)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -224,11 +225,13 @@ def _logits(output: Any, windows: Sequence[Window]) -> list[NDArray[np.floating]
 
 
 def finetune_question_answering(
-    options: QuestionAnsweringOptions, arguments: FineTuningArguments
+    options: QuestionAnsweringOptions, arguments: FineTuningArguments, *, files: Sequence[Path] | None = None
 ) -> Mapping[str, Any]:
     """Fine-tune an encoder on questions and measure F1 and exact match in each language.
+
+    Of folders only ``files`` are read, if they are given.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1`` and ``exact_match``.
     """
-    return fine_tune(QuestionTask(options, arguments))
+    return fine_tune(QuestionTask(options, arguments), files=files)

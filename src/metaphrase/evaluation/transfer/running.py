@@ -54,14 +54,14 @@ RESULTS, SETTINGS = "results.json", "settings.json"
 OPTIMIZER = "optimizer.pt"
 
 
-def fine_tune(task: Task) -> dict[str, Any]:
-    """Train, choose checkpoints and measure. Finished runs are not repeated.
+def fine_tune(task: Task, *, files: Sequence[Path] | None = None) -> dict[str, Any]:
+    """Train, choose checkpoints and measure. Finished runs are not repeated. Of folders only ``files`` are read, if given.
 
     Returns the content of ``results.json``, which :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts to
     ``Result`` objects: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and ``checkpoint``, ``average`` and
     ``average_without_english``, settings, data with their digests, runs with their dev scores, and seconds.
     """
-    benchmark = load_benchmark(task.options, task.form, seed=task.arguments.seed)
+    benchmark = load_benchmark(task.options, task.form, seed=task.arguments.seed, files=files)
     run = partial(_run_all, task, benchmark)
     return run_once(task.name, task.source, task.options, task.arguments, benchmark.facts(), run)
 

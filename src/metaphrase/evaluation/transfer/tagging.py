@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,11 +127,15 @@ def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Sco
     return Score(metrics, percentile_interval(f1_r), chunks)
 
 
-def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
+def finetune_tagging(
+    options: TaggingOptions, arguments: FineTuningArguments, *, files: Sequence[Path] | None = None
+) -> Mapping[str, Any]:
     """Fine-tune an encoder on part-of-speech tags and measure chunk F1 and accuracy in each language.
+
+    Of folders only ``files`` are read, if they are given.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
         ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each sentence.
     """
-    return fine_tune(TaggingTask(options, arguments))
+    return fine_tune(TaggingTask(options, arguments), files=files)
