@@ -249,6 +249,16 @@ def test_help_leads_with_the_options_that_people_use(command, capsys):
     assert {option.name for option in fields(RunConfig)} <= set(shown["--help-all"])
 
 
+def test_help_shows_lists_as_they_are_typed_and_names_packaged_data(capsys):
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main(["demo", flag])
+        text = " ".join(capsys.readouterr().out.split())
+        assert "packaged: demo, udhr)" in text
+        assert "sw et te tl th vi fi ml)" in text
+        assert "['" not in text
+
+
 def test_help_fits_the_terminal_and_explains_opposites(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):

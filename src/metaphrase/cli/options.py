@@ -26,12 +26,13 @@ from metaphrase.cli.output import configure, result_stream
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.arguments import check_value, describe_type, hints_of, is_limited, is_of_type
 from metaphrase.io.configuration import Keys, default_of, did_you_mean, place, plain, read_yaml
+from metaphrase.io.files import PACKAGED_DATA
 from metaphrase.io.outputs import check_files
 
 #: Flags that every command has, with their help.
 FLAGS = {
     "--json": "Print the result as JSON on stdout, and tables and text on stderr.",
-    "--quiet": "Print only errors and the result. Also -q.",
+    "--quiet": "Print only errors and the result.",
     "--print-config": "Print the options as YAML for --config, and exit.",
     "--traceback": "Show the traceback of an error. METAPHRASE_DEBUG=1 does the same.",
 }
@@ -50,13 +51,22 @@ exit status:
 _LIBRARIES = ("transformers", "sentence_transformers")
 
 
-class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+def _in_help(default: Any) -> str:
+    """A default as help texts show it: values as they are typed, or the names of packaged data."""
+    values = default if isinstance(default, list | tuple) else [default]
+    if values and all(Path(str(one)).is_relative_to(PACKAGED_DATA) for one in values):
+        return "packaged: " + ", ".join(Path(one).name for one in values)
+    return " ".join(map(str, values)).replace("%", "%%")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
     """Keeps the layout of examples, shows one spelling of an option, and adds defaults that the text does not mention."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, "", []) or "efault" in (action.help or ""):
+        if action.default in (None, "", [], argparse.SUPPRESS) or "efault" in (action.help or ""):
             return action.help
-        return super()._get_help_string(action)
+        is_optional = action.option_strings or action.nargs in (argparse.OPTIONAL, argparse.ZERO_OR_MORE)
+        return f"{action.help or ''} (default: {_in_help(action.default)})" if is_optional else action.help
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -76,7 +86,7 @@ class _ShortHelp(_Help):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_plain = action.default in (None, "", [], False, -1, argparse.SUPPRESS)
-        return action.help if is_plain else f"{action.help} (%(default)s)"
+        return action.help if is_plain else f"{action.help} ({_in_help(action.default)})"
 
 
 class Parser(argparse.ArgumentParser):
