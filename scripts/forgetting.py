@@ -44,7 +44,6 @@ import yaml
 from ablations import trained
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from stored_results import check_settings, fill
@@ -334,17 +333,9 @@ def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, A
         rows = [about | {"directions": k} | data.measures(before, before, k) for k in DIRECTIONS]
     else:
         weights = trained_weights(cell, output)
-        with safe_open(weights, framework="pt") as file:
-            facts = json.loads(file.metadata()["facts"])
         for alpha in ALPHAS:
             after = data.embed(interpolated(original, load_file(weights), alpha))
-            about = {
-                "recipe": cell.name,
-                "seed": cell.seed,
-                "alpha": alpha,
-                "training_seconds": facts["training_seconds"],
-                "hardware": hardware(),
-            }
+            about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
             rows += [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
     write_json(path, rows)
     return rows
