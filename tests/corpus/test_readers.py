@@ -337,6 +337,31 @@ def test_a_stream_has_what_only_later_json_lines_state(late, tmp_path):
         load_corpus(tmp_path, limit=2, temperature=0.5, streaming=True)
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "tsv"])
+@pytest.mark.parametrize("last", ["sw", "fr"])
+def test_languages_that_a_stream_states_late_count_against_the_limit(tmp_path, kind, last):
+    rows = [(f"neno {at}", f"word {at}", "sw" if at < 150 else last) for at in range(153)]
+    rows = [("source", "target", "source_lang"), *rows]
+    lines = ["\t".join(row) if kind == "tsv" else json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows]
+    write(tmp_path / f"sw-en.{kind}", "".join(f"{line}\n" for line in lines[kind == "jsonl" :]))
+    write(tmp_path / "fr-en.tsv", "".join(f"mot {at}\ta word {at}\n" for at in range(3)))
+    stream = load_corpus(tmp_path, limit=2, streaming=True)
+    assert Counter(row["source_lang"] for row in stream.dataset) == {"sw": 2, "fr": 2}
+    assert {file["language"] for file in stream.files} == {"fr", "sw" if last == "sw" else "sw, fr"}
+    if last == "sw":  # which is the language of the file
+        load_corpus(tmp_path, limit=2, temperature=0.5, streaming=True)
+
+
+def test_a_stream_has_no_column_that_is_always_null_and_reads_long_lines(tmp_path):
+    rows = [{"source": "neno", "target": "word", "negatives": None, "source_bt": None}] * 120
+    long = {"source": "neno " * 30_000, "target": "word " * 30_000, "alignment": "0-0"}
+    write(tmp_path / "sw-en.jsonl", "".join(json.dumps(row) + "\n" for row in [*rows, long]))
+    corpora = [load_corpus(tmp_path, cleaning=None, max_chars=200_000, streaming=one) for one in (False, True)]
+    whole, stream = (corpus.dataset for corpus in corpora)
+    assert stream.features == whole.features
+    assert list(stream) == list(whole)
+
+
 def test_a_language_that_no_column_can_state_is_missing_before_anything_is_read(tmp_path):
     write(tmp_path / "pairs.tsv", "source\ttarget\nneno\tword\n")
     with pytest.raises(FileNotFoundError, match=r"no pairs for fr\. Its languages: sw"):

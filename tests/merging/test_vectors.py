@@ -191,6 +191,16 @@ def test_settings_are_those_of_the_tuned_model(tiny_encoder, tmp_path):
     assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (32, None, "cosine")
 
 
+def test_a_sum_keeps_each_setting_on_which_the_vectors_agree(tiny_encoder):
+    shorter = copy.deepcopy(tiny_encoder)
+    shorter.max_seq_length = 17
+    smaller = copy.deepcopy(shorter)
+    smaller.truncate_dim = 16
+    one, other, plain = (TaskVector.between(tiny_encoder, model) for model in (shorter, smaller, tiny_encoder))
+    assert (one + other).settings == (other + one).settings == {"max_seq_length": 17}
+    assert (one + plain).settings is None
+
+
 MERGED = """
 import numpy as np
 import torch

@@ -20,7 +20,7 @@ from metaphrase.corpus.codes import NO_CODES, bare_language, language_code
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name, stream_rows
 from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.rows import OPTIONAL
-from metaphrase.corpus.text import MAX_EXPANSION, read_lines
+from metaphrase.corpus.text import MAX_CHARS, MAX_EXPANSION, read_lines
 from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
 from metaphrase.io.digests import PinnedFile
 
@@ -40,7 +40,7 @@ _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 _PEEKED = 100
 _LANGUAGE_COLUMN = re.compile("(source|target)_lang", re.IGNORECASE)
 _KEYS = "|".join(["source_lang", "target_lang", *OPTIONAL, "negative"])
-_KEY = re.compile(rf'(?<!\\)"\s*({_KEYS})\s*"\s*:', re.IGNORECASE)
+_KEY = re.compile(rf'(?<!\\)"\s*({_KEYS})\s*"\s*:(?!\s*null\b)', re.IGNORECASE)
 
 
 #: Names of files and folders of parallel text, or data sets in memory.
@@ -156,23 +156,13 @@ def states_languages(file: BitextFile) -> bool:
     elif file.format == "jsonl":
         names = json_keys(file)
     else:
-        names = _first_lines(file)
+        names = [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
     return any(_LANGUAGE_COLUMN.search(name) for name in names)
 
 
-def states_languages_late(file: BitextFile) -> bool:
-    """Whether JSON lines state languages in columns of their own, but not the first ones."""
-    is_json = file.format == "jsonl"
-    return is_json and not any(map(_LANGUAGE_COLUMN.search, _first_lines(file))) and states_languages(file)
-
-
-def _first_lines(file: BitextFile) -> list[str]:
-    return [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
-
-
-def json_keys(file: BitextFile) -> Iterator[str]:
-    """The columns of a corpus, in lower case, that are keys anywhere in a file of JSON lines. Some are yielded repeatedly."""
-    for _, line in read_lines(file.paths[0], max_expansion=file.max_expansion):
+def json_keys(file: BitextFile, max_chars: int = MAX_CHARS) -> Iterator[str]:
+    """Yield the optional columns that have a value anywhere in a file of JSON lines, in lower case and with repetitions."""
+    for _, line in read_lines(file.paths[0], max_chars, file.max_expansion):
         if isinstance(line, str):
             yield from map(str.lower, _KEY.findall(line))
 

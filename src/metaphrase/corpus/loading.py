@@ -30,7 +30,7 @@ from metaphrase.corpus.files import (
     file_names,
     find_files,
     json_keys,
-    states_languages_late,
+    states_languages,
     unknown_language,
 )
 from metaphrase.corpus.hub import count_rows, pin_revision
@@ -297,7 +297,7 @@ def mix(languages: Sequence[str], temperature: float, seed: int) -> list[int]:
     return mixture
 
 
-#: Pairs of each file that are read in advance, to find the columns of the stream.
+#: Pairs of each file that are read in advance, to find the columns and languages of the stream.
 _PEEKED = 100
 
 
@@ -317,25 +317,27 @@ def stream_files(
     report = CorpusReport()
     groups: dict[str | None, Sequence[BitextFile]] = {}
     facts, optional, mixed = [], set[str](), list[BitextFile]()
+    in_order = selection.limit is not None or selection.drop_duplicates
     files = [file.pinned() for file in files]
     for file in files:
         glance = CorpusReport(logged={file.name})
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=glance)
-        known = [row[3] for row in islice(pairs, _PEEKED)]
-        if not known:
+        is_whole = in_order and file.format != "hub" and states_languages(file)  # any row may be in another language
+        languages = dict[str, None]()
+        for _, _, _, known in islice(pairs, None if is_whole else _PEEKED):
+            if "source_lang" not in known:
+                raise unknown_language(file)
+            languages[known["source_lang"]] = None
+            optional.update(known)
+        if not languages:
             raise CorpusError(f"{file.name} has no pairs.")
-        optional.update(*known)
-        optional.update(_later_columns(file))
-        if not all("source_lang" in columns for columns in known):
-            raise unknown_language(file)
-        languages = list(dict.fromkeys(columns["source_lang"] for columns in known))
-        facts.append(describe_file(file, languages))
+        optional.update(_later_columns(file, selection.max_chars))
+        facts.append(describe_file(file, [*languages]))
         chosen = selection.languages.intersection(languages) if selection.languages else {*languages}
-        if file.language is None or chosen - {file.language} or states_languages_late(file):
+        if file.language is None or chosen - {file.language}:
             mixed.append(file)
         groups[file.language] = [*groups.get(file.language, ()), file]
     features = row_features(optional)
-    in_order = selection.limit is not None or selection.drop_duplicates
     if temperature is not None:
         _check_mixture(groups.get(None, ()), mixed if in_order else ())
     if in_order and mixed:  # rows may be in the language of another group
@@ -368,12 +370,12 @@ def stream_files(
     return dataset, report, facts
 
 
-def _later_columns(file: BitextFile) -> set[str]:
+def _later_columns(file: BitextFile, max_chars: int) -> set[str]:
     """Columns that only pairs after the first ones may fill."""
     if file.format == "parquet":
         return {*OPTIONAL} & {*pq.read_schema(file.paths[0]).names}
     if file.format == "jsonl":
-        return {NEGATIVES[0] if key in NEGATIVES else key for key in json_keys(file)}
+        return {NEGATIVES[0] if key in NEGATIVES else key for key in json_keys(file, max_chars)}
     return set()
 
 

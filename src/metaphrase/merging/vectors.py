@@ -164,9 +164,9 @@ class TaskVector:
     def __add__(self, other: TaskVector) -> TaskVector:
         """Add the differences of two vectors of one base.
 
-        The sum keeps the facts on which both agree. Licences are joined by ``AND``, cards one after the other, and an
-        alpha on which they do not agree is 1. Of the directions of both, it has the principal ones, as many as the larger
-        number.
+        The sum keeps the facts on which both agree, and each setting on which both agree. Licences are joined by ``AND``,
+        cards one after the other, and an alpha on which they do not agree is 1. Of the directions of both, it has the
+        principal ones, as many as the larger number.
 
         Raises:
             ModelError: The vectors belong to different bases.
@@ -187,6 +187,9 @@ class TaskVector:
         facts = {name: value for name, value in self._facts().items() if value == others[name]}
         if self.prompts != other.prompts:
             facts.pop("default_prompt_name", None)
+        known = other.settings or {}
+        shared = {name: one for name, one in (self.settings or {}).items() if name in known and known[name] == one}
+        facts["settings"] = shared or None
         joined = {"license": " AND ", "card": "\n\n"}
         for name, mark in joined.items():
             facts[name] = mark.join(dict.fromkeys(filter(None, (getattr(self, name), getattr(other, name))))) or None
