@@ -164,8 +164,10 @@ def test_marks_of_another_number_of_tasks_are_not_trusted(mine, tmp_path):
         ([*LOCAL, "--executor_args", "partition=cpu"], "unexpected keyword argument 'partition'"),
         ([*LOCAL, "--executor_args", "local_tasks=3"], "--executor_args do not fit datatrove's LocalExecutor: Local tasks go beyond"),
         ([*LOCAL, "--storage", "{d}/news.de"], "Cannot write to --storage"),
-        ([*LOCAL, "--storage", "s4://bucket/mine"], "is no folder or URL of a storage: Protocol not known: s4"),
-        (["--executor", "slurm", "--storage", "{d}/new", "--executor_args", "partition=cpu", "time=1"], "submits jobs with sbatch, which was not found"),
+        ([*LOCAL, "--storage", "s4://bucket/mine"], "is neither a folder nor the URL of a storage: Protocol not known: s4"),
+        ([*LOCAL, "--storage", ""], "--storage is empty. Name a folder or a URL, or omit the option"),
+        (["--storage", ""], "--storage requires --executor local, slurm or ray"),
+        (["--executor", "slurm", "--storage", "{d}/new/deep", "--executor_args", "partition=cpu", "time=1"], "submits jobs with sbatch, which was not found"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_clear_line_before_the_encoder_is_loaded(

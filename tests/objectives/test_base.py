@@ -74,7 +74,7 @@ def test_two_passes_without_positions_are_reported_once(make_loss, encoder_of, c
     model = encoder_of("deberta-v2", position_biased_input=False, pad_token_id=1)
     for positions in ("single", "double", "double"):
         make_loss("rtl", model=model, positions=positions)
-    assert caplog.text.count("`positions: double` of 'rtl' adds none") == 1
+    assert caplog.text.count("`positions: double` of 'rtl' adds no positions") == 1
 
 
 def test_two_embedding_passes_need_an_embedding_layer_that_takes_states(make_loss, encoder_of):

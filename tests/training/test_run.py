@@ -338,7 +338,7 @@ def test_a_best_model_needs_dev_data(execute, monkeypatch, wrong):
     ("options", "warning"),
     [
         ({}, "The release will be the last model, not the best by --metric_for_best_model eval_dev_mean_accuracy"),
-        ({"save_steps": 2, "load_best_model_at_end": True}, "The model at the end is that of step 2, not the best"),
+        ({"save_steps": 2, "load_best_model_at_end": True}, "The final model is that of step 2, not the best"),
         ({"save_steps": 1, "load_best_model_at_end": True}, ""),
     ],
 )

@@ -236,21 +236,22 @@ def _open_storage(path: str) -> DataFolder:
     except ImportError as error:
         raise UsageError(f"--storage {path} requires another package: {error}.") from error
     except ValueError as error:
-        raise UsageError(f"--storage {path} is no folder or URL of a storage: {error}.") from error
+        raise UsageError(f"--storage {path} is neither a folder nor the URL of a storage: {error}.") from error
 
 
 def _try_writing(storage: DataFolder, path: str) -> None:
-    """Write a file to a storage, and delete it with the folder if that is new."""
-    name = f".{uuid4().hex}"
-    is_new = storage.is_local() and not storage.exists("")
+    """Write a file to a storage, and delete it with the local folders that are created for it."""
+    name, folder = f".{uuid4().hex}", Path(storage.resolve_paths(""))
+    new = [one for one in (folder, *folder.parents) if not one.exists()] if storage.is_local() else []
     try:
         storage.makedirs("", exist_ok=True)
         storage.pipe_file(name, b"")
         storage.rm_file(name)
-        if is_new:
-            storage.rmdir("")
     except Exception as error:  # each kind of storage has errors of its own
         raise StorageError(f"Cannot write to --storage {path}: {error}.") from error
+    with suppress(OSError):  # another command uses the storage by now
+        for one in new:
+            one.rmdir()
 
 
 def run_stages(

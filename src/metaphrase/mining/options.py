@@ -185,7 +185,7 @@ class EngineOptions:
             UsageError: An option requires another one, or is invalid.
             ImportError: The executor is not installed.
         """
-        given = [name for name in ("storage", "workers", "executor_args") if getattr(self, name)]
+        given = [name for name in ("storage", "workers", "executor_args") if getattr(self, name) not in (None, [])]
         if self.executor is None and (self.tasks > 1 or given):
             raise UsageError(f"--{given[0] if given else 'tasks'} requires --executor local, slurm or ray.")
         if (self.workers or 0) > self.tasks:
@@ -193,6 +193,8 @@ class EngineOptions:
                 f"--workers {self.workers} needs as many tasks, but --tasks is {self.tasks}. Pass --tasks {self.workers} or "
                 "more."
             )
+        if self.storage == "":
+            raise UsageError("--storage is empty. Name a folder or a URL, or omit the option.")
         extras = {"scale": "datatrove"} | ({"ray": "ray"} if self.executor == "ray" else {})
         for extra, module in extras.items() if self.executor else ():
             if find_spec(module) is None:

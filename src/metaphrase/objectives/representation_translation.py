@@ -257,7 +257,7 @@ class RepresentationTranslation(Objective):
         """Find out whether the two passes add positions."""
         super().attach(sources)
         if self.positions == "double" and not reads_positions(sources.encoder):
-            effect = "`positions: double` of 'rtl' adds none: slots and states only have distances in one sequence."
+            effect = "`positions: double` of 'rtl' adds no positions; slots and states have only relative ones."
             warn_unread_positions(type(sources.encoder).__name__, effect)
 
     def views(self) -> tuple[View, ...]:

@@ -59,8 +59,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
             commit), and `origin` and `license` if they are known.
         merge: How the weights were merged: `alpha`, the weight of what training changed (a list with one for each tuned model
-            if they differ), `tuned`, names of the models, and
-            `chosen`, how alpha was chosen.
+            if they differ), `tuned`, names of the models, and `chosen`, how alpha was chosen.
         debias: How language identity was removed: number of `directions` and of `languages`, and name of the `data`.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
             pair were trained `toward` which of its embeddings, as in the term `anchor` of the recipe.

@@ -167,10 +167,10 @@ class ResumesRuns(AtomicCheckpoints):
         loaded = self.state.global_step if kept is None else _step_of(kept)
         if best != loaded:
             logger.warning(
-                "The model at the end is that of step %d, not the best by %s: %s.",
+                "The final model is that of step %d, not the best by %s: %s.",
                 loaded,
                 self.args.metric_for_best_model,
-                f"step {best} has no checkpoint. Save at each evaluation" if best else "no measured value is a number",
+                f"step {best} has no checkpoint. Save at every evaluation" if best else "all measured values are NaN",
             )
 
     def _saved(self) -> nn.Module:

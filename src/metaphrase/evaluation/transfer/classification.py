@@ -119,7 +119,7 @@ def finetune_classification(
 ) -> Mapping[str, Any]:
     """Fine-tune an encoder on pairs of sentences and measure its accuracy in each language.
 
-    Of folders only ``files`` are read, if they are given.
+    If ``files`` are given, only these are read from folders.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metric is ``accuracy``.

@@ -34,7 +34,7 @@ class Run:
 def load_benchmark(
     options: FineTuningOptions, form: Format, *, seed: int, files: Sequence[Path] | None = None
 ) -> TransferData:
-    """Read the data that the options name; of folders only ``files``, if they are given."""
+    """Read the data that the options name. If ``files`` are given, only these are read from folders."""
     read = partial(read_languages, form=form, files=files)
     languages = split_list(options.languages or ()) or None
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)

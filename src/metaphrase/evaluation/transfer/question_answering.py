@@ -229,7 +229,7 @@ def finetune_question_answering(
 ) -> Mapping[str, Any]:
     """Fine-tune an encoder on questions and measure F1 and exact match in each language.
 
-    Of folders only ``files`` are read, if they are given.
+    If ``files`` are given, only these are read from folders.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1`` and ``exact_match``.

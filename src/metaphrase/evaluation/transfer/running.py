@@ -55,7 +55,9 @@ OPTIMIZER = "optimizer.pt"
 
 
 def fine_tune(task: Task, *, files: Sequence[Path] | None = None) -> dict[str, Any]:
-    """Train, choose checkpoints and measure. Finished runs are not repeated. Of folders only ``files`` are read, if given.
+    """Train, choose checkpoints and measure. Finished runs are not repeated.
+
+    If ``files`` are given, only these are read from folders.
 
     Returns the content of ``results.json``, which :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts to
     ``Result`` objects: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and ``checkpoint``, ``average`` and

@@ -132,7 +132,7 @@ def finetune_tagging(
 ) -> Mapping[str, Any]:
     """Fine-tune an encoder on part-of-speech tags and measure chunk F1 and accuracy in each language.
 
-    Of folders only ``files`` are read, if they are given.
+    If ``files`` are given, only these are read from folders.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
