@@ -32,7 +32,7 @@ from metaphrase.exceptions import (
     UsageError,
 )
 from metaphrase.io.digests import weights_digest
-from metaphrase.merging import TaskVector, interpolate
+from metaphrase.merging import TaskVector, combine, interpolate
 from metaphrase.merging.files import KEY
 from metaphrase.merging.projection import find_projection, project_out
 
@@ -199,6 +199,7 @@ def test_a_sum_keeps_each_setting_on_which_the_vectors_agree(tiny_encoder):
     one, other, plain = (TaskVector.between(tiny_encoder, model) for model in (shorter, smaller, tiny_encoder))
     assert (one + other).settings == (other + one).settings == {"max_seq_length": 17}
     assert (one + plain).settings is None
+    assert combine([one, other]).settings == {"max_seq_length": 17}  # though neither changes a weight
 
 
 MERGED = """

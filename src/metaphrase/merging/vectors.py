@@ -245,7 +245,8 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
         ModelError: The vectors belong to different bases.
         UsageError: A vector is given twice.
     """
-    if len(vectors) > 1 and len(set(map(_digest, vectors))) < len(vectors):
+    changing = [one for one in vectors if one.differences or one.directions is not None]
+    if len(changing) > 1 and len(set(map(_digest, changing))) < len(changing):
         raise UsageError(
             "Two of the task vectors are the same, perhaps under different names. Give each once, and choose its weight with "
             "alpha."
