@@ -96,6 +96,11 @@ def test_the_architecture_names_every_package():
     assert set(re.findall(r"^\| `metaphrase\.(\w+)` \|", page, re.MULTILINE)) == packages
 
 
+def test_continuous_integration_runs_the_test_command_of_the_readme():
+    (command,) = re.findall(r"^(make test\b.*?) +#", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert command in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+
+
 def test_the_readme_is_a_front_page():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
