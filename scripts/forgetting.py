@@ -16,9 +16,9 @@ of language identity projected out.
 - *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
 
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
-ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill. ``--keep`` adds the
-results to ``scripts/results/forgetting.json`` and writes the table of docs/forgetting.md; recipes that are stored there are
-not computed again.
+ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill, or for CPU cores that
+work better alone (with ``OMP_NUM_THREADS=1``). ``--keep`` adds the results of each recipe to ``scripts/results/forgetting.json``
+and writes the table of docs/forgetting.md; recipes that are stored there are not computed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import product, repeat
+from itertools import chain, product, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -403,6 +403,30 @@ def table(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+#: Measures that similarity structure has to predict, and the structure above which encoders are close to the original one.
+PREDICTED = {"similarity": "STS-B", "answers_in_own_language": "answers, MRR in the question's language"}
+CLOSE = 90.0
+
+
+def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format how well similarity structure predicts other measures, for each number of directions, as Markdown."""
+    heading = [f"{words}{part}" for words in PREDICTED.values() for part in ("", f", structure ≥ {CLOSE:g}")]
+    lines = [f"| directions removed | encoders | {' | '.join(heading)} |", f"|--:|--:|{'--:|' * len(heading)}"]
+    for directions in DIRECTIONS:
+        own = [row for row in rows if row["directions"] == directions]
+        close = [row for row in own if row["structure"] >= CLOSE]
+        cells = [f"{correlation(group, key):.2f}" for key in PREDICTED for group in (own, close)]
+        lines.append(f"| {directions} | {len(own)}, {len(close)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def correlation(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
+    """Pearson correlation of similarity structure with another measure; NaN for fewer than three encoders."""
+    if len(rows) < 3:
+        return float("nan")
+    return float(np.corrcoef([[row["structure"] for row in rows], [row[measure] for row in rows]])[0, 1])
+
+
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw what every encoder gains and costs: the mean of translations and answers over similarities, as SVG."""
     with matplotlib.rc_context({"svg.hashsalt": "forgetting", "svg.fonttype": "none"}):
@@ -511,14 +535,18 @@ def run(options: argparse.Namespace) -> None:
     rows = rows or start
     missing = [cell for cell in cells if all(row["recipe"] != cell.name for row in rows)]
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
-        for found in pool.map(measured_in_worker, missing, repeat(options)):
+        for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
             rows += found
-            print(json.dumps(found, indent=1), flush=True)
-    content["rows"] = sorted(rows, key=lambda row: order.index(row["recipe"]))
+            print(json.dumps(found, indent=1) if found else f"{len(missing)} recipes to train", flush=True)
+            write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
+
+
+def write_results(content: dict[str, Any], options: argparse.Namespace) -> None:
+    """Write the results so far, and with ``--keep`` those of the documentation."""
     write_json(options.output / "results.json", content)
     if options.keep:
         write_json(KEPT, content)
-        fill(PAGE, {"forgetting": table(content)})
+        fill(PAGE, {"forgetting": table(content), "prediction": prediction(content["rows"])})
         plot(content["rows"], PLOT)
 
 

@@ -1,11 +1,15 @@
 """Train a word aligner without gold links: lower layers of the starter, and word translation ranking on links of their own.
 
-    python scripts/train_aligner.py --data DATA                  # about 25 minutes
-    python scripts/train_aligner.py --data DATA --steps 2 --pairs 20 --output out/trial
+    python scripts/gettext_bitext.py --language ro --output out/bitext/ro-en.train.tsv.gz --packages binutils-common \\
+        cinnamon-l10n dpkg evolution-common freeciv-data gimp-data gnucash-common inkscape kmymoney-common kstars-data \\
+        libglib2.0-data libgtk-3-common libreoffice-l10n-ro phpmyadmin vlc-l10n
+    python scripts/train_aligner.py --data DATA --bitext DATA/software out/bitext          # about 25 minutes
+    python scripts/train_aligner.py --data DATA --languages fr --steps 2 --pairs 20 --output out/trial
 
-``DATA`` contains ``software`` (xx-en.train.tsv.gz) and folders with gold links (``alignment-gold``, ``wpt05-en-hi``). The
-upper layers are dropped, because middle layers align best. In each round, the encoder links the words of a bitext, and
-trains on these links (configs/word-aligner.yaml). Every encoder is measured by the suite `word-alignment`.
+``DATA`` contains folders with gold links (``alignment-gold``, ``wpt05-en-hi``), and ``--bitext`` names folders with files
+``xx-en.train.tsv.gz``. The upper layers are dropped, because middle layers align best. In each round, the encoder links the
+words of a bitext, and trains on these links (configs/word-aligner.yaml). Every encoder is measured by the suite
+`word-alignment`.
 
 Each step keeps its output, and an interrupted program resumes, even within a training; another output folder is required
 for other options. The results are ``results.json`` there. ``--keep`` writes ``scripts/results/word_aligner.json`` instead,
@@ -29,7 +33,8 @@ from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
-from metaphrase.exceptions import DataError, UsageError
+from metaphrase.exceptions import DataError, MissingFileError, UsageError
+from metaphrase.io.digests import file_sha256
 from metaphrase.io.environment import hardware, prepare_process
 from metaphrase.io.files import write_json
 from metaphrase.training.configuration import RunConfig
@@ -65,13 +70,31 @@ ROUNDS = (
 class Options:
     """Options of the program."""
 
-    data: str = field(metadata={"help": "Folder of the bitext and the gold links."})
-    languages: list[str] = field(default_factory=lambda: ["fr", "es", "it", "pt"], metadata={"help": "Bitext."})
+    data: str = field(metadata={"help": "Folder of the gold links."})
+    bitext: list[str] = field(default_factory=list, metadata={"help": "Folders of the bitext (default: DATA/software)."})
+    languages: list[str] = field(
+        default_factory=lambda: ["fr", "es", "it", "pt", "ro"], metadata={"help": "Languages of the bitext."}
+    )
     pairs: int = field(default=4000, metadata={"help": "Pairs of each language, drawn at random."})
     steps: int | None = field(default=None, metadata={"help": "Steps of each round, for a trial."})
     seed: int = field(default=42, metadata={"help": "Seed of the pairs and of training."})
     output: str = field(default="out/aligner", metadata={"help": "Folder of bitext, links and encoders."})
     keep: bool = field(default=False, metadata={"help": "Store the results in scripts/results/word_aligner.json."})
+
+
+def bitext_files(options: Options) -> list[Path]:
+    """The file of each language.
+
+    Raises:
+        MissingFileError: A language has none.
+    """
+    folders = [Path(one) for one in options.bitext or [f"{options.data}/software"]]
+    files = []
+    for name in (f"{language}-en.train.tsv.gz" for language in options.languages):
+        if not (found := [folder / name for folder in folders if (folder / name).is_file()]):
+            raise MissingFileError(f"{name} is in none of these folders: {', '.join(map(str, folders))} (--bitext).")
+        files.append(found[0])
+    return files
 
 
 def write_bitext(options: Options, folder: Path, draw: int) -> Path:
@@ -80,11 +103,10 @@ def write_bitext(options: Options, folder: Path, draw: int) -> Path:
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for language in options.languages:
-            name = f"{language}-en.train.tsv.gz"
-            header, *rows = gzip.decompress((Path(options.data) / "software" / name).read_bytes()).splitlines()
+        for path in bitext_files(options):
+            header, *rows = gzip.decompress(path.read_bytes()).splitlines()
             drawn = random.Random(options.seed + draw).sample(rows, min(options.pairs, len(rows)))
-            (partial / name).write_bytes(gzip.compress(b"\n".join([header, *drawn, b""]), mtime=0))
+            (partial / path.name).write_bytes(gzip.compress(b"\n".join([header, *drawn, b""]), mtime=0))
         partial.rename(folder)
     return folder
 
@@ -172,6 +194,7 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"train_aligner: {error}", file=sys.stderr)
         return 2
+    settings |= {"bitext": {path.name: file_sha256(path) for path in sorted((output / "bitext-1").iterdir())}}
     content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
     write_json(RESULTS if options.keep else output / "results.json", content | {"hardware": hardware()})
     return 0

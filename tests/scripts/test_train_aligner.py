@@ -1,7 +1,10 @@
 import gzip
 from pathlib import Path
 
+import pytest
+
 from metaphrase import Recipe
+from metaphrase.exceptions import MissingFileError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -20,6 +23,17 @@ def test_pairs_are_drawn_at_random_once(script, tmp_path):
         assert set(rows) < set(text.splitlines())
         assert (folder / "fr-en.train.tsv.gz").read_bytes() != other.read_bytes()
         (tmp_path / "software" / "fr-en.train.tsv.gz").unlink(missing_ok=True)  # what is drawn is not drawn again
+
+
+def test_a_language_may_come_from_another_folder(script, tmp_path):
+    for folder, language in (("software", "fr"), ("mine", "ro")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{language}-en.train.tsv.gz").touch()
+    folders = [str(tmp_path / "software"), str(tmp_path / "mine")]
+    options = script.Options(data=str(tmp_path), languages=["fr", "ro"], bitext=folders)
+    assert [path.parent.name for path in script.bitext_files(options)] == ["software", "mine"]
+    with pytest.raises(MissingFileError, match=r"ro-en\.train\.tsv\.gz is in none of these folders"):
+        script.bitext_files(script.Options(data=str(tmp_path), languages=["fr", "ro"]))
 
 
 def test_an_interrupted_training_resumes(script, tmp_path, monkeypatch):
