@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from gettext import GNUTranslations
@@ -48,6 +49,9 @@ class Options:
     folder: str | None = field(default=None, metadata={"help": "Folder with installed catalogues, such as /usr."})
     min_words: int = field(default=4, metadata={"help": "Minimum number of words of either side."})
     max_words: int = field(default=60, metadata={"help": "Maximum number of words of either side."})
+    strip_accents: bool = field(
+        default=False, metadata={"help": "Remove accents from the language, for text that is often written without them."}
+    )
 
 
 def downloaded(package: str, folder: str) -> Path:
@@ -130,7 +134,16 @@ def pairs(options: Options, found: Iterable[tuple[str, bytes]]) -> Iterator[tupl
             if cleaning.fault(source, target) or seen & {source.lower(), target.lower()}:
                 continue
             seen |= {source.lower(), target.lower()}
-            yield source, target, provenance
+            yield without_accents(source) if options.strip_accents else source, target, provenance
+
+
+def without_accents(text: str) -> str:
+    """Remove accents.
+
+    >>> without_accents("Îmbină fișierele")
+    'Imbina fisierele'
+    """
+    return "".join(one for one in unicodedata.normalize("NFD", text) if not unicodedata.combining(one))
 
 
 def main(argv: list[str]) -> int:

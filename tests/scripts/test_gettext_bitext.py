@@ -53,6 +53,12 @@ def test_clean_strings_become_pairs_with_their_provenance(script, installed, tmp
     assert capsys.readouterr().out.startswith("2 pairs in")
 
 
+def test_accents_can_be_removed(script, installed, tmp_path):
+    output = tmp_path / "ro-en.tsv.gz"
+    script.main(["--language", "ro", "--folder", str(installed), "--output", str(output), "--strip_accents"])
+    assert rows(output)[2][:2] == ["Inchide fereastra fara salvare", "Close the window without saving"]
+
+
 def test_packages_are_read_without_being_installed(script, installed, tmp_path, monkeypatch):
     def download(package: str, folder: str) -> Path:
         (Path(folder) / "files-l10n_1_all.deb").touch()
