@@ -300,8 +300,10 @@ def suites_table(content: dict[str, Any]) -> str:
 
 
 def keep_durations(results: Sequence[Path], path: Path) -> None:
-    """Store how long suites took, in the order of the files."""
-    runs = []
+    """Add how long suites took to the stored durations; they replace those of the same encoder and suite."""
+    runs = {}
+    for run in json.loads(path.read_text(encoding="utf-8")) if path.exists() else []:
+        runs[run["model"], run["suite"]] = run
     for result in results:
         content = json.loads(result.read_text(encoding="utf-8"))
         parts = content["parts"].values()
@@ -309,8 +311,9 @@ def keep_durations(results: Sequence[Path], path: Path) -> None:
         for part in parts:
             seconds[part["suite"]] = round(seconds.get(part["suite"], 0) + part["seconds"], 1)
         kept = {key: content[key] for key in ("model", "model_hash", "suite")}
-        runs.append(kept | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]})
-    write_results(path, runs, lambda runs: {"suites": {suite for run in runs for suite in run["seconds"]}})
+        run = kept | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]}
+        runs[content["model"], content["suite"]] = run
+    write_results(path, list(runs.values()), lambda runs: {"suites": {suite for run in runs for suite in run["seconds"]}})
 
 
 def durations_table(runs: Sequence[dict[str, Any]]) -> str:
