@@ -451,6 +451,21 @@ def test_word_alignment_is_tuned_on_the_first_fifth(data, subject, bitext):
     assert tuned["average"]["score"] == pytest.approx(100 * aer)
 
 
+def test_broken_links_of_another_program_do_not_lose_the_result(data, subject, bitext, caplog):
+    folder = data / "alignment-gold"
+    folder.mkdir()
+    (folder / "deen.src-tgt").write_text("".join(f"{row['source']} ||| {row['target']}\n" for row in bitext))
+    (folder / "deen.gold").write_text("1-1\n" * (len(bitext) - 1) + "\n")
+    (folder / "deen.good.out").write_text("0-0\n" * (len(bitext) - 1) + "\n")
+    (folder / "deen.short.out").write_text("0-0\n")
+    (folder / "deen.strange.out").write_text("x\n" * len(bitext))
+    part, _ = find_benchmarks(data, ["word-alignment"], SETTINGS)[0]
+    plain, _ = run_benchmark(part, subject)["scores"].values()
+    assert plain["facts"]["peers"] == {"deen.good.out": 0.0}
+    for name in ("deen.short.out", "deen.strange.out"):
+        assert f"Skipped the links of {name}. " in caplog.text
+
+
 def test_a_margin_finds_other_neighbours_than_the_cosine():
     rng = np.random.default_rng(40)
     source, noise = rng.normal(size=(2, 40, 6)).astype(np.float32)

@@ -5,7 +5,8 @@ For each suite a function finds the data sets in a folder and yields a benchmark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -35,7 +36,10 @@ from metaphrase.evaluation.suites.benchmarks import (
     text_size,
     wanted_languages,
 )
+from metaphrase.exceptions import DataError
 from metaphrase.io.digests import files_sha256
+
+logger = logging.getLogger(__name__)
 
 #: Number of neighbours in the margin of xsim.
 XSIM_K = 4
@@ -266,8 +270,7 @@ def _find_gold(gold: Path, first: int | None) -> Iterator[Benchmark]:
         pairs = read(*files)[:first]
 
         def measured_from(start: int, aligner: EmbeddingAligner | None = None, **facts: Any) -> Result:
-            scored = peers if first is None else []
-            others = {path.name: 100 * word_alignment.peer_scores(pairs, path, first=start).aer for path in scored}
+            others = _peer_errors(pairs, peers if first is None else [], start)
             result = word_alignment.evaluate_word_alignment(
                 subject.model,
                 {name: pairs[start:]},
@@ -298,6 +301,17 @@ def _find_gold(gold: Path, first: int | None) -> Iterator[Benchmark]:
         yield Benchmark(
             name, "word-alignment", protocol, used, 5 * text_size(files), measure, {"rules": word_alignment.RULES}
         )
+
+
+def _peer_errors(pairs: Sequence[word_alignment.GoldPair], peers: Iterable[Path], start: int) -> dict[str, float]:
+    """AER in percent of the links in the files of other programs; a file without usable links is skipped with a warning."""
+    errors = {}
+    for path in peers:
+        try:
+            errors[path.name] = 100 * word_alignment.peer_scores(pairs, path, first=start).aer
+        except DataError as error:
+            logger.warning("Skipped the links of %s. %s", path.name, error)
+    return errors
 
 
 # Answer retrieval
