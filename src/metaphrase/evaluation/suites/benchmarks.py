@@ -193,6 +193,9 @@ class Benchmark:
     reads: tuple[str, ...] | None = None
 
 
+#: Shows a line or a table of progress.
+Note = Callable[[Any], None]
+
 #: Finds the benchmarks of a folder; without a folder, those whose data are on the Hub.
 Find = Callable[[Path | None, Settings], Iterable[Benchmark]]
 
