@@ -3,6 +3,7 @@ import csv
 import gzip
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.measures import MEASURES
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval, retrieval_hits, xsim_error
+from metaphrase.evaluation.sib200 import language_groups
 from metaphrase.evaluation.suites import (
     FINETUNED,
     SUITES,
@@ -991,9 +993,35 @@ def test_names_of_the_working_folder_and_of_links(data, monkeypatch):
 
 def test_persian_is_not_dari(tmp_path):
     write_topics(tmp_path / "sib200", ("eng_Latn", "nob_Latn", "pes_Arab", "prs_Arab"))
-    for asked, code in (("fa", "pes_Arab"), ("no", "nob_Latn"), ("nob_Latn", "nob_Latn")):
+    named = {
+        "fa": "pes_Arab",
+        "pes_Arab": "pes_Arab",
+        "prs_Arab": "prs_Arab",
+        "no": "nob_Latn",
+        "nob_Latn": "nob_Latn",
+    }
+    for asked, code in named.items():
         (part,) = find_benchmarks(tmp_path, ["sib200"], Settings(languages=[asked]))[0]
         assert {path.name.partition(".")[0] for path in part.files} == {"eng_Latn", code}
+
+
+def test_languages_that_a_folder_lacks_have_a_warning(data, caplog):
+    """One for each folder, although several suites read it."""
+    settings = Settings(languages=["sw", "ee", "prs_Arab", "en"])
+    find_benchmarks(data, ["retrieval", "sts", "mining", "sib200", "xsim++", "paraphrase", "mteb"], settings, QUICK)
+    warned = Counter(record.getMessage() for record in caplog.records)
+    absent = {"tatoeba": "ee, prs_Arab", "news": "sw, ee, prs_Arab", "sib200": "prs_Arab"}
+    absent |= dict.fromkeys(("stsb", "bucc", "pawsx"), "sw, ee, prs_Arab")
+    assert warned == {f"{data / name} has no data in {languages}.": 1 for name, languages in absent.items()}
+
+
+def test_trained_languages_by_any_code(tmp_path, caplog):
+    write_topics(tmp_path / "sib200", ("eng_Latn", "ceb_Latn", "tat_Cyrl", "swh_Latn"))
+    assert language_groups(["ceb_Latn", "tat_Cyrl", "swh_Latn"], ["ceb", "tt"])["trained"] == ["ceb_Latn", "tat_Cyrl"]
+    find_benchmarks(tmp_path, ["sib200"], Settings(trained_languages=["ceb", "tt", "sw", "en", "yo"]))
+    assert [record.getMessage() for record in caplog.records] == [
+        "--trained_languages has languages without data in SIB-200: yo."
+    ]
 
 
 def test_quick_takes_the_languages_that_a_flat_folder_has(data):
