@@ -24,7 +24,7 @@ from metaphrase.corpus.checks import Finding, by_severity, shift_finding
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.shifts import find_shift
-from metaphrase.corpus.words import Words, segmenter_of_text
+from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import pooling_of
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import prepare
@@ -385,7 +385,7 @@ def under_aligned(
     language = pairs.language
     sides = [(language, pairs.sources[:WORD_PAIRS]), (target_lang, pairs.targets[:WORD_PAIRS])]
     try:
-        sources, targets = ([Words.of(text, of, segmenter_of_text(text, of)) for text in side] for of, side in sides)
+        sources, targets = (Words.of_texts(texts, of) for of, texts in sides)
     except ImportError as error:
         message = f"The words of {language_name(language)} were not checked. {error}"
         return [], Finding("info", "words-not-aligned", message, language)

@@ -61,7 +61,7 @@ _CHUNK = 1 << 12
 
 
 def mteb_languages(languages: Sequence[str]) -> list[str]:
-    """MTEB codes (ISO 639-3) of languages with two-letter codes, three-letter codes, or a script (``swh-Latn``, ``swh_Latn``).
+    """MTEB codes (ISO 639-3) of languages with two-letter codes, three-letter codes, or a script (``swh_Latn``).
 
     >>> mteb_languages(["sw", "eng", "prs_Arab"])
     ['swa', 'swh', 'eng', 'prs-Arab']

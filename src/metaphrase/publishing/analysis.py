@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from metaphrase.aligners.embedding import EmbeddingAligner, link_units
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.corpus.words import Words, segmenter_of_text
+from metaphrase.corpus.words import Words, are_tokenised, segmenter_of_text
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.similarity_structure import pairwise_cosines
@@ -64,13 +64,17 @@ def word_states(model: SentenceTransformer, sentences: Sequence[Words]) -> list[
     return [(words, states_nh.float().cpu().numpy()) for words, states_nh in aligner.word_states(sentences)]
 
 
-def segmented(text: str, language: str) -> Words | None:
-    """Split a text into words; None if the language is written without spaces and ICU is not installed."""
+def splitter(side: Sequence[str], language: str) -> Callable[[str], Words | None]:
+    """Return a function that splits the texts of one side of a test set into words.
+
+    It returns None if the language is written without spaces and ICU is not installed.
+    """
     try:
-        return Words.of(text, language, segmenter_of_text(text, language))
+        tokenised = are_tokenised(side, language)
     except ImportError:
         logger.info("Splitting %s into words requires ICU: %s.", language, install_command("align"))
-        return None
+        return lambda text: None
+    return lambda text: Words.of(text, language, segmenter_of_text(text, language, tokenised))
 
 
 def sample_words(sets: Mapping[str, ParallelSet], limit: int = 100) -> list[tuple[str, Words, list[int]]]:
@@ -85,8 +89,9 @@ def sample_words(sets: Mapping[str, ParallelSet], limit: int = 100) -> list[tupl
             spoken = TARGET_LANGUAGE if side == "targets" else language
             room = limit if side == "sources" else -(-limit // len(sets))
             seen = seen if side == "targets" else set()
+            split = splitter(getattr(data, side), spoken)
             for text in getattr(data, side):
-                words = segmented(text, spoken)
+                words = split(text)
                 if room <= 0 or words is None:
                     break
                 chosen: list[int] = []
@@ -165,8 +170,8 @@ def choose_pairs(
         pairs = [(language, at) for language, data in sets.items() if (at := _first_short_pair(data)) is not None]
     found = []
     for language, at in pairs:
-        source = segmented(sets[language].sources[at - 1], language)
-        target = segmented(sets[language].targets[at - 1], TARGET_LANGUAGE)
+        sides = (sets[language].sources, language), (sets[language].targets, TARGET_LANGUAGE)
+        source, target = (splitter(texts, of)(texts[at - 1]) for texts, of in sides)
         if source is not None and target is not None:
             found.append((language, at, (source, target)))
     return found
@@ -174,9 +179,10 @@ def choose_pairs(
 
 def _first_short_pair(data: ParallelSet) -> int | None:
     low, high = _MATRIX_WORDS
+    split = splitter(data.sources, data.language)
     for at, (source, target) in enumerate(zip(data.sources, data.targets, strict=True), 1):
         if low <= len(target.split()) <= high and source != target:
-            words = segmented(source, data.language)
+            words = split(source)
             if words is None:
                 return None
             if low <= len(words) <= high and all(any(map(str.isalpha, word)) for word in words):
