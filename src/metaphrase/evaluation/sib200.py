@@ -116,10 +116,12 @@ def find_language(language: str, available: Collection[str]) -> str | None:
     >>> find_language("tt", ["tat_Cyrl"]), find_language("ceb", ["tat_Cyrl"])
     ('tat_Cyrl', None)
     """
-    # "fa" is pes_Arab, although prs_Arab has the same standard code.
+    if language in available:
+        return language
     codes = {standard_code(code) or code: code for code in available}
+    # "fa" is pes_Arab, although prs_Arab has the same standard code.
     codes |= {code: named for code, named in XLMR_LANGUAGES.items() if named in available}
-    return language if language in available else codes.get(standard_code(language) or language)
+    return codes.get(standard_code(language) or language)
 
 
 def is_variety(code: str) -> bool:
