@@ -299,6 +299,26 @@ def suites_table(content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def sib200_table(content: dict[str, Any]) -> str:
+    """Format the scores of SIB-200 by resource and by script: a row for each group, with retrieval and topics."""
+    lines = [
+        "| languages | n | retrieval, starter | release | topics, starter | release |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    measures = [content["scores"][name] for name in ("sib200", "sib200 topics")]
+    groups = [name for name in measures[0]["after"] if name not in ("average", "unlearned")]
+    for group in ("average", *groups):
+        cells = [
+            f"{one[side]['without English' if group == 'average' and 'without English' in one[side] else group]['score']:.1f}"
+            f"{prompt_mark(one, side)}"
+            for one in measures
+            for side in SIDES
+        ]
+        label = "**all without English**" if group == "average" else group
+        lines.append(f"| {label} | {measures[0]['after'][group]['n']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, *footnotes(lines)])
+
+
 def keep_durations(results: Sequence[Path], path: Path) -> None:
     """Add how long suites took to the stored durations; they replace those of the same encoder and suite."""
     runs = {}
@@ -577,6 +597,7 @@ def stored_tables() -> dict[str, str]:
         "adapted": ("adapt", adapted_words),
         "results": ("suites", headline_table),
         "suites": ("suites", suites_table),
+        "sib200": ("suites", sib200_table),
         "suites-dap": ("suites-dap", suites_table),
         "durations": ("durations", durations_table),
         "alignment": ("alignment", alignment_table),

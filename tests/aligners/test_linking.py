@@ -13,7 +13,7 @@ from metaphrase.aligners.linking import (
 )
 from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.corpus import load_corpus
-from metaphrase.corpus.words import Words, is_tokenised, parse_links, segmenter_of_text
+from metaphrase.corpus.words import Words, are_tokenised, is_tokenised, parse_links, segmenter_of_text
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.work_folders import open_work_folder
@@ -125,6 +125,55 @@ def test_tokenised_text_is_not_segmented_again():
     dataset, report = add(texts, Diagonal(), segmenter="icu")
     assert dataset["segmenter"] == ["icu", "icu"]
     assert (report.total.tokenised, report.total.source_words) == (0, 5 + 5)
+
+
+GOLD = ["我们 喜欢 北京大学 。", "猫 喝 牛奶 。", "他 住 在 北京 。", "北京大学 。"]
+
+
+def test_a_tokenised_corpus_is_split_at_its_spaces(tmp_path):
+    """Such as the gold links of Chinese: also in a sentence that ICU would split although its words are separated."""
+    assert segmenter_of_text(GOLD[-1], "zh") == "icu"
+    rows = [(text, "we like it .") for text in GOLD]
+    dataset, report = add(corpus(rows, ("zh", "en")), Diagonal())
+    assert "segmenter" not in dataset.column_names
+    assert report.total.source_words == sum(len(text.split()) for text in GOLD)
+    assert report.total.tokenised == len(GOLD)
+    aligned, _ = add(corpus(rows, ("zh", "en")), "fast_align")
+    assert {source for source, _ in parse_links(aligned["alignment"][-1])} <= {0, 1}
+    split = [(text.replace(" ", ""), target) for text, target in rows]
+    split[1] = ("我们 喜欢 北京", "we like Beijing")
+    dataset, _ = add(corpus(split, ("zh", "en")), Diagonal())
+    assert dataset["segmenter"] == ["icu"] * 4
+
+
+def test_only_the_side_without_spaces_is_split():
+    """Chinese is tokenised, Japanese is not."""
+    japanese = ["彼は本を読む。", "猫は牛乳を飲む。", "彼は北京に住む。", "北京大学です。"]
+    pairs = list(zip(GOLD, japanese, strict=True))
+    aligner = Diagonal()
+    dataset, report = add(corpus(pairs, ("zh", "ja")), aligner)
+    assert dataset["segmenter"] == ["icu-target"] * 4
+    assert [len(source) for source, _ in aligner.seen] == [len(text.split()) for text in GOLD]
+    assert all(len(target) > 1 for _, target in aligner.seen)
+    assert report.total.source_words == sum(len(text.split()) for text in GOLD)
+    again, _ = add(dataset, Diagonal())  # the links fit the words of the stored segmenter
+    assert again["alignment"] == dataset["alignment"]
+    swapped, _ = add(corpus([pair[::-1] for pair in pairs], ("ja", "zh")), Diagonal())
+    assert swapped["segmenter"] == ["icu-source"] * 4
+    assert [len(Words.of_side(row, "target")) for row in swapped] == [len(text.split()) for text in GOLD]
+    assert [list(Words.of_side(row, "source")) for row in swapped] == [list(target) for _, target in aligner.seen]
+
+
+def test_that_a_corpus_is_tokenised_is_logged_once(caplog):
+    with caplog.at_level("INFO", logger="metaphrase"):
+        assert [are_tokenised(GOLD, "wuu") for _ in range(2)] == [True, True]
+        assert are_tokenised(GOLD[:1] + [text.replace(" ", "") for text in GOLD[:1]], "wuu") is None
+        assert are_tokenised([text.replace(" ", "") for text in GOLD], "wuu") is False
+        assert are_tokenised(["猫"], "wuu") is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "Most sentences in wuu are tokenised already: spaces separate the words.",
+        "Some sentences in wuu are tokenised already: spaces separate the words of these.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -237,15 +237,47 @@ def test_mistakes_are_one_clear_line(data, loaded, capsys, arguments, message):
     assert len(error.strip().splitlines()) == 1
 
 
-def test_nothing_is_written_when_the_comparison_is_refused(data, loaded, tmp_path, capsys):
+def test_a_baseline_on_other_data_is_refused_before_anything_is_measured(data, loaded, tmp_path, capsys):
+    models, _ = loaded
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     main(["evaluate", "weak", "--data", str(data), "--output", str(before)])
     arguments = ["evaluate", "strong", "--data", str(data), "--split", "dev", "--output", str(after)]
-    with gzip.open(data / "sw-en.dev.tsv.gz", "wt") as file:
-        file.write("source\ttarget\nsw 1\ten 1\n")
     assert main([*arguments, "--baseline", str(before)]) == 2
-    assert "'sw' are over different items (40 before, 1 after)" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"No result of {before} can be compared: data, whose baseline was measured on other files" in error
+    assert models["strong"].prompted == []
     assert not after.exists()
+
+
+def test_a_baseline_with_a_sample_is_refused_before_anything_is_measured(data, loaded, tmp_path, capsys):
+    """As one of --suite all, for a data set of which --suite all measures a sample."""
+    models, _ = loaded
+    before = tmp_path / "before.json"
+    main(["evaluate", "weak", "--data", str(data), "--output", str(before)])
+    content = json.loads(before.read_text())
+    content["parts"]["data"]["protocol"] += "; sample: the first 5 items of each language"
+    before.write_text(json.dumps(content | {"suite": "all"}))
+    assert main(["evaluate", "strong", "--data", str(data), "--baseline", str(before)]) == 2
+    assert "the first 5 items of each language, and this evaluation all items" in capsys.readouterr().err
+    assert models["strong"].prompted == []
+
+
+def test_scores_that_cannot_be_compared_are_written(data, loaded, tmp_path, capsys):
+    """Which languages changed is known only after the measurement, if the baseline has more languages."""
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    main(["evaluate", "weak", "--data", str(data), "--output", str(before)])
+    with gzip.open(data / "te-en.tsv.gz", "wt") as file:
+        file.write("source\ttarget\nte 1\ten 1\n")
+    arguments = ["evaluate", "strong", "--data", str(data), "--languages", "te", "--output", str(after)]
+    assert main([*arguments, "--baseline", str(before)]) == 0
+    printed = capsys.readouterr()
+    assert "Not compared: data. The two results for 'te' are over different items (40 before, 1 after)" in " ".join(
+        printed.err.split()
+    )
+    assert " → " not in printed.out
+    result = json.loads(after.read_text())
+    assert result["scores"]["data"]["languages"]["te"]["n"] == 1
+    assert (result["comparisons"], result["baseline"]["scores"]) == ({}, {})
 
 
 def test_help_reads_well(capsys):

@@ -2,6 +2,7 @@ import copy
 import gzip
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,37 @@ def test_an_evaluation_without_answers_is_refused(finished, data, tmp_path, caps
     (tmp_path / "other.json").write_text('{"scores": {}}', encoding="utf-8")
     assert main(["report", str(finished), "--data", str(data), "--evaluation", str(tmp_path / "other.json")]) == 2
     assert "has no answer retrieval. Evaluate with --suite answer-retrieval" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_another_encoder_is_refused(finished, data, tmp_path, capsys):
+    path = tmp_path / "other.json"
+    write_evaluation(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": "runs/tr", "model_hash": "0123456789"}))
+    assert main(["report", str(finished), "--data", str(data), "--evaluation", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{path} must have results of this model (" in error
+    assert "has those of runs/tr (01234567). Evaluate the model with its own settings" in error
+
+
+def test_the_results_of_the_model_are_read_among_several(tmp_path, caplog):
+    path = tmp_path / "several.json"
+    one = json.loads(Path(write_evaluation(path)).read_text())
+    other = {
+        "scores": {analysis.ANSWERS: {"languages": {"sw": {"answers": {"sw": 5.0}}}}},
+        "model": "runs/dap",
+        "model_hash": "b",
+    }
+    baseline = one | {"model": "starter", "model_hash": "c"}
+    path.write_text(
+        json.dumps({"models": [other, one | {"model": "runs/tr", "model_hash": "a"}], "baseline": baseline})
+    )
+    tables = {"languages": ["de", "en"], "before": [[61.0, 52.5], [33.3, 70.0]], "after": [[61.0, 52.5], [33.3, 70.0]]}
+    assert analysis.read_answers(path, ["a"], ["c"]) == analysis.read_answers(path, ["a"]) == tables
+    assert not caplog.records
+    assert analysis.read_answers(path, ["a"], ["x"]) == {key: tables[key] for key in ("languages", "after")}
+    assert "another baseline, starter, whose answers are not shown" in caplog.text
+    with pytest.raises(ValueError, match=r"must have results of this model \(x\)"):
+        analysis.read_answers(path, ["x"])
 
 
 @pytest.mark.usefixtures("quick")

@@ -34,11 +34,26 @@ def test_almost_all_judged_sentences_are_grammatical_and_mean_something_else():
         ("There were 1,200 guests.", {"number": "There were 2,200 guests."}),
         ("He left in 1998.", {"number": "He left in 1988."}),
         ("A boy ate an 8 inch pizza.", {}),  # "an 9 inch"
+        ("He is an 18th century painter.", {"negation": "He is not an 18th century painter."}),  # "a 17th"
+        ("It is a 19th century house.", {"negation": "It is not a 19th century house."}),
+        ("She read an 1805 novel.", {}),  # "a 1795 novel"
+        ("It took 2 or 3 years.", {"number": "It took 2 or 4 years."}),
+        ("It took 2 to 3 years.", {"number": "It took 2 to 4 years."}),
+        ("Children between 2 and 3 sleep.", {"number": "Children between 2 and 4 sleep."}),
+        ("It cost $2 million to $3 million.", {"number": "It cost $2 million to $4 million."}),
+        ("It took 3 to 5 years.", {"number": "It took 4 to 5 years."}),
+        ("It took two to three weeks.", {"number": "It took two to four weeks."}),
+        ("It took two, three weeks.", {"number": "It took two, four weeks."}),
+        ("He read the first and second book.", {}),
+        ("He read the first and the third book.", {"number": "He read the second and the third book."}),
+        ("In the 4th and 5th centuries it rained.", {}),
         ("One of us waits until 10:30.", {}),
         ("Version 1.2.3 costs nothing.", {}),
         ("She met Tom on Monday.", {"entity": "She met John on Monday."}),
         ("Queen Mary lived there.", {}),
         ("He bought an Italian car.", {}),  # of the adjectives, no other begins with a vowel
+        ("He lives in a European country.", {"entity": "He lives in a Canadian country."}),
+        ("An American and an African met an Australian.", {}),  # "an European"
         ("It is raining.", {"negation": "It is not raining."}),
         ("I can see it.", {"negation": "I cannot see it."}),
         ("I don’t like tea.", {"negation": "I like tea."}),

@@ -195,6 +195,30 @@ def test_reads_gold_lines(gold_lines):
     assert peer_scores(pairs, peer, first=1).aer == pytest.approx(1 - (1 + 1) / (2 + 1))
 
 
+def test_the_last_pairs_can_be_without_links(gold_lines):
+    """Empty lines at the end of a file are pairs without links, unless there are more of them than pairs."""
+    texts, gold, peer = gold_lines
+    gold.write_text("1-1 2-2\n\n")
+    peer.write_text("0-0\n\n")
+    pairs = load_gold_lines(texts, gold)
+    assert [len(pair.sure) for pair in pairs] == [2, 0]
+    assert peer_scores(pairs, peer).recall == 1 / 2
+    texts.write_text(texts.read_text(encoding="utf-8") + "\n\n", encoding="utf-8")
+    peer.write_text("0-0\n\n\n\n")
+    assert load_gold_lines(texts, gold) == pairs
+    assert peer_scores(pairs, peer).recall == 1 / 2
+    gold.write_text("1-1 2-2\n")
+    with pytest.raises(DataError, match="one line per pair"):
+        load_gold_lines(texts, gold)
+
+
+def test_a_gold_link_beyond_the_sentence_has_a_warning(gold_lines, caplog):
+    texts, gold, _ = gold_lines
+    gold.write_text("1-1\n1p4\n")
+    assert load_gold_lines(texts, gold)[1].possible == {(0, 3)}
+    assert "zhen.gold:2: gold link 1-4 points beyond the end" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
@@ -269,6 +293,17 @@ def test_settings_reach_the_aligner(tiny_encoder, gold):
     assert aer(layer=0, method="softmax") != aer(layer=2, method="softmax")
     assert aer(layer=0, method="softmax") != aer(layer=0, method="argmax")
     assert aer(layer=0, method="softmax") != aer(layer=0, method="softmax", level="word")
+    assert aer(layer=0, method="softmax") != aer(layer=0, method="softmax", temperature=0.1, threshold=0.3)
+
+
+def test_the_recommended_setting_can_be_used_in_training(tiny_encoder, gold):
+    settings = {"layer": 1, "method": "softmax", "level": "word", "threshold": 0.3, "temperature": 0.1}
+    evaluator = WordAlignmentEvaluator(gold, **settings)
+    result = evaluate_word_alignment(
+        tiny_encoder, {"x": gold}, aligner=EmbeddingAligner(tiny_encoder, **settings), resamples=10
+    )
+    assert evaluator(tiny_encoder)["aer"] == pytest.approx(result.average.score / 100)
+    assert evaluator.get_config_dict() == settings
 
 
 def test_chooses_a_checkpoint_in_the_trainer(tiny_encoder, gold, bitext, tmp_path):

@@ -67,6 +67,19 @@ def test_scores_equal_those_of_the_package(scripts, data, tiny_encoder, tiny_enc
     assert set(error["kinds"]) == {"number", "negation", "cause"}
     assert error["without"] <= error["score"]
     assert all(line.endswith("equal") for line in lines)
+    only = tmp_path / "only.json"
+    only.write_text(json.dumps({"scores": {"sib200 topics": scores["sib200 topics"]}}))
+    rest = tmp_path / "rest.json"
+    rest.write_text(json.dumps({"scores": {name: one for name, one in scores.items() if name != "sib200 topics"}}))
+    assert check.main([*command[:-1], str(only), str(rest)]) == 0
+    capsys.readouterr()
+    assert check.main([*command[:-1], str(rest)]) == 1
+    missing = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith("MISSING")]
+    assert {line[2] for line in missing} == {"eng_Latn", "swh_Latn", "ewe_Latn"}
+    del scores["xquad-r mAP"]["languages"]["de"]
+    results.write_text(json.dumps({"scores": scores}))
+    assert check.main(command) == 1
+    assert any(line.endswith("MISSING") and " de " in line for line in capsys.readouterr().out.splitlines())
     scores["alignment-gold ende"]["languages"]["alignment-gold ende"]["score"] += 0.2
     results.write_text(json.dumps({"scores": scores}))
     assert check.main(command) == 1

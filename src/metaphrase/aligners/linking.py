@@ -24,7 +24,15 @@ from metaphrase.aligners.base import Aligner, Alignment, Segmentation, WordPair
 from metaphrase.corpus.codes import bare_language, is_plain
 from metaphrase.corpus.digests import data_digest
 from metaphrase.corpus.files import language_pair
-from metaphrase.corpus.words import Words, check_links, is_unspaced, parse_links, segmenter_of_text
+from metaphrase.corpus.words import (
+    Words,
+    are_tokenised,
+    check_links,
+    is_unspaced,
+    parse_links,
+    segmenter_of_side,
+    segmenter_of_text,
+)
 from metaphrase.exceptions import AlignmentFormatError, CorpusError, DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.digests import files_sha256
@@ -35,6 +43,13 @@ from metaphrase.io.work_folders import read_kept, read_part, write_atomically, w
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
 _READ = 10_000
+#: Pairs of languages without spaces that show whether a side of a corpus is tokenised.
+_JUDGED = 1_000
+_SIDES = ("source", "target")
+
+#: Whether the source and the target of a corpus are tokenised; None if each sentence is judged by itself.
+Tokenised = tuple[bool | None, bool | None]
+_UNKNOWN: Tokenised = (None, None)
 
 
 @dataclass
@@ -138,8 +153,8 @@ def add_alignment(
         dataset: Rows ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
         aligner: A name of ``ALIGNERS``; an aligner; or one for each pair of languages, ``{"sw-en": …}``.
         segmenter: ``"icu"`` finds the words of languages written without spaces (zh, ja, th, …) with ICU, and splits
-            others at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already.
-            ``"whitespace"`` splits all languages at spaces.
+            others at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already, and on a
+            side of the corpus with mostly such texts. ``"whitespace"`` splits all languages at spaces.
         overwrite: Align pairs that already have links.
         show_progress: Show progress bars on stderr.
         folder: Folder for aligned chunks and trained aligners. The next call with the same arguments resumes from them.
@@ -186,7 +201,9 @@ def add_alignment(
             table = None if shard is None else read_kept(shard, partial(_read_shard, len(chunk["source"])))
             if table is None:
                 before, start = aligners.training_seconds, time.perf_counter()
-                columns, counts = align_rows(chunk, aligners.get, segmenter=segmenter, overwrite=overwrite)
+                columns, counts = align_rows(
+                    chunk, aligners.get, segmenter=segmenter, overwrite=overwrite, tokenised=aligners.tokenised
+                )
                 seconds = time.perf_counter() - start - (aligners.training_seconds - before)
                 table = _shard(columns, counts, seconds)
                 if shard is not None:
@@ -205,11 +222,12 @@ def align_rows(
     *,
     segmenter: Segmentation = "auto",
     overwrite: bool = False,
+    tokenised: Callable[[str], Tokenised] = lambda languages: _UNKNOWN,
 ) -> tuple[dict[str, list[str | None]], dict[str, LinkCounts]]:
     """Align some rows.
 
     Returns the columns ``ADDED``, and the counts of each pair of languages. ``aligner_of`` returns the aligner of a pair of
-    languages, ``"sw-en"``.
+    languages, ``"sw-en"``, and ``tokenised`` which sides of its corpus are tokenised.
 
     Raises:
         ValueError: Links that are kept are not those of the words, or a language is not a code.
@@ -223,10 +241,9 @@ def align_rows(
     for at, (codes, source, target) in enumerate(zip(languages, rows["source"], rows["target"], strict=True)):
         kept = bool(columns["alignment"][at]) and not overwrite
         if not kept:
-            columns["segmenter"][at] = segmenter_of(codes, segmenter, (source, target))
+            columns["segmenter"][at] = segmenter_of(codes, segmenter, (source, target), tokenised(labels[at]))
             todo[labels[at]].append(at)
-        chosen = columns["segmenter"][at] or "whitespace"
-        pairs.append((Words.of(source, codes[0], chosen), Words.of(target, codes[1], chosen)))
+        pairs.append(_split(codes, (source, target), columns["segmenter"][at]))
         counts[labels[at]].kept += kept
         if kept:
             _check_kept(str(columns["alignment"][at]), pairs[at])
@@ -253,6 +270,15 @@ def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | No
     return list(zip(*codes, strict=True))
 
 
+def _split(languages: Sequence[str | None], texts: Sequence[str], segmenter: str | None) -> WordPair:
+    """The words of both sides of a pair."""
+    source, target = (
+        Words.of(text, language, segmenter_of_side(segmenter, side))
+        for text, language, side in zip(texts, languages, _SIDES, strict=True)
+    )
+    return source, target
+
+
 def _check_kept(alignment: str, words: WordPair) -> None:
     """Check that the links of a pair are those of its words."""
     try:
@@ -264,16 +290,25 @@ def _check_kept(alignment: str, words: WordPair) -> None:
         ) from error
 
 
-def segmenter_of(languages: Sequence[str | None], segmenter: Segmentation, texts: Sequence[str] | None = None) -> str:
+def segmenter_of(
+    languages: Sequence[str | None],
+    segmenter: Segmentation,
+    texts: Sequence[str] | None = None,
+    tokenised: Tokenised = _UNKNOWN,
+) -> str:
     """Return the segmenter of a pair: ``icu`` if one of its languages requires it.
 
-    With ``"auto"``, texts whose words are separated by spaces already do not require it.
+    With ``"auto"``, texts whose words are separated by spaces already do not require it; ``tokenised`` states this for the
+    sides of the corpus. If only one of two languages requires it, the segmenter is ``icu-source`` or ``icu-target``.
     """
-    if segmenter == "whitespace" or not any(map(is_unspaced, languages)):
+    unspaced = [side for side, language in zip(_SIDES, languages, strict=True) if is_unspaced(language)]
+    if segmenter == "whitespace" or not unspaced:
         return "whitespace"
     if segmenter == "icu" or texts is None:
         return "icu"
-    return max(map(segmenter_of_text, texts, languages), key=("whitespace", "icu").index)
+    segmenters = dict(zip(_SIDES, map(segmenter_of_text, texts, languages, tokenised), strict=True))
+    split = [side for side in unspaced if segmenters[side] == "icu"]
+    return "icu" if split == unspaced else f"icu-{split[0]}" if split else "whitespace"
 
 
 @dataclass
@@ -287,6 +322,7 @@ class _Aligners:
     show_progress: bool
     folder: Path | None
     made: dict[str, Aligner] = field(default_factory=dict)
+    judged: dict[str, Tokenised] = field(default_factory=dict)
     training_seconds: float = 0.0
 
     def get(self, languages: str) -> Aligner:
@@ -315,8 +351,20 @@ class _Aligners:
     def _words(self, languages: str) -> Iterator[WordPair]:
         for batch in self.dataset.select(self._places[languages]).iter(_READ):
             for source, target, codes in zip(batch["source"], batch["target"], _codes(batch), strict=True):
-                chosen = segmenter_of(codes, self.segmenter, (source, target))
-                yield Words.of(source, codes[0], chosen), Words.of(target, codes[1], chosen)
+                texts = source, target
+                yield _split(codes, texts, segmenter_of(codes, self.segmenter, texts, self.tokenised(languages)))
+
+    def tokenised(self, languages: str) -> Tokenised:
+        """Which sides of a pair of languages are tokenised, judged from pairs that are spread over the corpus."""
+        codes = languages.split("-")
+        if self.segmenter != "auto" or not any(map(is_unspaced, codes)):
+            return _UNKNOWN
+        if languages not in self.judged:
+            places = self._places[languages]
+            sample = self.dataset.select(places[:: max(1, len(places) // _JUDGED)][:_JUDGED])
+            source, target = (are_tokenised(sample[side][:], code) for side, code in zip(_SIDES, codes, strict=True))
+            self.judged[languages] = source, target
+        return self.judged[languages]
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:
@@ -404,9 +452,15 @@ def _counts(table: pa.Table) -> tuple[dict[str, LinkCounts], float]:
     return {key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"]
 
 
+def _is_icu(segmenter: str | None) -> bool:
+    return segmenter not in (None, "whitespace")
+
+
 def _with_columns(dataset: Dataset, tables: Sequence[pa.Table]) -> Dataset:
     """The corpus with the columns of the chunks, which replace existing ones."""
-    segmented = "segmenter" in dataset.column_names or any("icu" in table["segmenter"].to_pylist() for table in tables)
+    segmented = "segmenter" in dataset.column_names or any(
+        any(map(_is_icu, table["segmenter"].to_pylist())) for table in tables
+    )
     dataset = dataset.remove_columns([name for name in ADDED if name in dataset.column_names])
     for name in ADDED if segmented else ADDED[:2]:
         values = [value for table in tables for value in table[name].to_pylist()]

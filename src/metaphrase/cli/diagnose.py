@@ -96,6 +96,11 @@ def _describe_model(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         if "distance" in facts:
             text += f"; mean 1 − cosine to the baseline {facts['distance']:.2g}"
         yield f"{text}."
+        if "structure" in facts:
+            yield (
+                f"Similarity structure: {facts['structure']:.1f}, the rank correlation ×100 of the similarities within each "
+                "language with those of the baseline; 100 if their order is the same."
+            )
     yield from _describe_languages(diagnosis)
     if len(diagnosis.pooling) > 1:
         modes = ", ".join(f"{mode} {accuracy:.1f}" for mode, accuracy in diagnosis.pooling.items())

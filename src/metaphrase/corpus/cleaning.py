@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metaphrase.corpus.rows import SENTENCES, SEPARATOR, Row
-from metaphrase.corpus.words import format_links, parse_links, word_spans
+from metaphrase.corpus.words import format_links, parse_links, segmenter_of_side, word_spans
 from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -171,9 +171,9 @@ def tidy_row(row: Row, cleaning: Cleaning) -> Row | None:
 
 def _renumbered(row: Row, tidied: Row, cleaning: Cleaning) -> Row | None:
     """A tidied row with renumbered links, as tidying may empty words; None if the words cannot be matched."""
-    segmenter = row.segmenter or "whitespace"
     places = []
-    for text, tidy, language in zip(row[:2], tidied[:2], row[2:4], strict=True):
+    for side, text, tidy, language in zip(("source", "target"), row[:2], tidied[:2], row[2:4], strict=True):
+        segmenter = segmenter_of_side(row.segmenter, side)
         words = [cleaning.tidy(text[start:end]) for start, end in word_spans(text, language, segmenter)]
         if [word for word in words if word] != [
             tidy[start:end] for start, end in word_spans(tidy, language, segmenter)

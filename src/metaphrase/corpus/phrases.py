@@ -165,7 +165,4 @@ def _key_of_words(source_words: Sequence[str], target_words: Sequence[str]) -> s
 
 
 def _linked(row: Mapping[str, Any]) -> tuple[Words, Words, list[Link]]:
-    segmenter = row.get("segmenter") or "whitespace"
-    source = Words.of(row["source"], row.get("source_lang"), segmenter)
-    target = Words.of(row["target"], row.get("target_lang"), segmenter)
-    return source, target, parse_links(row["alignment"] or "")
+    return Words.of_side(row, "source"), Words.of_side(row, "target"), parse_links(row["alignment"] or "")

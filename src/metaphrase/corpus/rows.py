@@ -10,7 +10,7 @@ from datasets import Features, Value
 
 from metaphrase.corpus.codes import is_plain
 from metaphrase.corpus.text import BadLine, is_blank
-from metaphrase.corpus.words import check_links, format_links, parse_links, word_spans
+from metaphrase.corpus.words import check_links, format_links, parse_links, segmenter_of_side, word_spans
 from metaphrase.exceptions import AlignmentFormatError
 
 #: Columns of every corpus.
@@ -101,9 +101,8 @@ def _with_links(row: Row) -> Row:
     if row.alignment is None:
         return row._replace(alignment_scores=None, segmenter=None)
     links = parse_links(row.alignment)
-    segmenter = row.segmenter or "whitespace"
-    n_source = len(word_spans(row.source, row.source_lang, segmenter))
-    n_target = len(word_spans(row.target, row.target_lang, segmenter))
+    n_source = len(word_spans(row.source, row.source_lang, segmenter_of_side(row.segmenter, "source")))
+    n_target = len(word_spans(row.target, row.target_lang, segmenter_of_side(row.segmenter, "target")))
     check_links(links, n_source, n_target)
     if not row.alignment_scores:
         return row._replace(alignment_scores=None)

@@ -6,9 +6,10 @@ whose name is stored with the links in the column ``segmenter``.
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -20,6 +21,8 @@ from metaphrase.corpus.codes import bare_language
 from metaphrase.exceptions import AlignmentFormatError, MissingExtraError
 from metaphrase.io.environment import install_command
 
+logger = logging.getLogger(__name__)
+
 Link = tuple[int, int]
 Span = tuple[int, int]
 Segmenter = Literal["whitespace", "icu"]
@@ -27,6 +30,8 @@ Segmenter = Literal["whitespace", "icu"]
 #: Languages that are written without spaces between words.
 UNSPACED = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
 
+#: Sentences of a side of a corpus that show whether it is tokenised.
+_SAMPLE = 300
 _WORD = re.compile(r"\S+")
 _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
@@ -70,15 +75,69 @@ def is_tokenised(text: str, language: str | None) -> bool:
     """
     if language is None or not is_unspaced(language):
         return False
+    chunks, words = _chunks_and_words(text, language)
+    return chunks > 1 and words < 1.5 * chunks
+
+
+def _chunks_and_words(text: str, language: str) -> tuple[int, int]:
+    """Number of the chunks between spaces that have letters other than Latin ones, and of the words that ICU finds there."""
     spans = [match.span() for match in _WORD.finditer(text)]
     own = [span for span in spans if any(c.isalpha() and not c.isascii() for c in text[slice(*span)])]
-    words = sum(len(list(_icu_spans(text[start:end], start, language))) for start, end in own if len(own) > 1)
-    return len(own) > 1 and words < 1.5 * len(own)
+    return len(own), sum(len(list(_icu_spans(text[start:end], start, language))) for start, end in own)
 
 
-def segmenter_of_text(text: str, language: str | None) -> Segmenter:
-    """The segmenter that finds the words of a text: ICU in a language without spaces, unless the text is tokenised."""
-    return "icu" if is_unspaced(language) and not is_tokenised(text, language) else "whitespace"
+def are_tokenised(texts: Sequence[str], language: str | None) -> bool | None:
+    """Whether the words of one side of a corpus are already separated by spaces, judged from a sample of its sentences.
+
+    A single word, as in "北京大学 。", does not show it. The side is tokenised if `is_tokenised` holds for two thirds of the
+    sentences of several words, and it is not if it holds for at most one third. None means that each sentence has to be
+    judged by itself.
+
+    >>> are_tokenised(["我们 喜欢 北京大学 。", "猫 喝 牛奶 。", "北京大学 。"], "zh")
+    True
+    >>> are_tokenised(["我们喜欢北京大学。"], "zh")
+    False
+    """
+    if language is None or not is_unspaced(language):
+        return False
+    sample = texts[:: max(1, len(texts) // _SAMPLE)][:_SAMPLE]
+    counted = [_chunks_and_words(text, language) for text in sample]
+    votes = [chunks > 1 and words < 1.5 * chunks for chunks, words in counted if words > 1]
+    tokenised, of = sum(votes), len(votes)
+    if not tokenised or 3 * tokenised <= of:
+        return False if votes else None
+    found = True if 3 * tokenised >= 2 * of else None
+    _log_tokenised(language, "Most" if found else "Some")
+    return found
+
+
+@cache
+def _log_tokenised(language: str, share: str) -> None:
+    """Log once that texts of a language are tokenised."""
+    words = "words" if share == "Most" else "words of these"
+    logger.info("%s sentences in %s are tokenised already: spaces separate the %s.", share, language, words)
+
+
+def segmenter_of_text(text: str, language: str | None, tokenised: bool | None = None) -> Segmenter:
+    """The segmenter that finds the words of a text: ICU in a language without spaces, unless the text is tokenised.
+
+    ``tokenised`` states this for the text's side of a corpus, see `are_tokenised`; None judges the text by itself.
+    """
+    known = is_tokenised(text, language) if tokenised is None else tokenised
+    return "icu" if is_unspaced(language) and not known else "whitespace"
+
+
+def segmenter_of_side(segmenter: str | None, side: str) -> str:
+    """The segmenter of the ``"source"`` or ``"target"`` of a pair, given that of the pair.
+
+    ``"icu-source"`` and ``"icu-target"`` are ICU on one side only, if the other one is tokenised.
+
+    >>> segmenter_of_side("icu-target", "source"), segmenter_of_side("icu-target", "target")
+    ('whitespace', 'icu')
+    """
+    if segmenter in ("icu-source", "icu-target"):
+        return "icu" if segmenter == f"icu-{side}" else "whitespace"
+    return segmenter or "whitespace"
 
 
 def _icu_spans(chunk: str, start: int, language: str) -> Iterator[Span]:
@@ -117,6 +176,17 @@ class Words:
     def of(cls, text: str, language: str | None = None, segmenter: str = "whitespace") -> Words:
         """Split a text into words with :func:`word_spans`."""
         return cls(text, tuple(word_spans(text, language, segmenter)), language)
+
+    @classmethod
+    def of_side(cls, row: Mapping[str, Any], side: str) -> Words:
+        """Split the ``"source"`` or ``"target"`` of a row into words, with the row's segmenter."""
+        return cls.of(row[side], row.get(f"{side}_lang"), segmenter_of_side(row.get("segmenter"), side))
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str], language: str | None) -> list[Words]:
+        """Split the texts of one side of a corpus into words, with ICU if its language and the texts require it."""
+        tokenised = are_tokenised(texts, language)
+        return [cls.of(text, language, segmenter_of_text(text, language, tokenised)) for text in texts]
 
     def __len__(self) -> int:
         return len(self.spans)

@@ -24,13 +24,14 @@ from metaphrase.corpus.checks import Finding, by_severity, shift_finding
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.shifts import find_shift
-from metaphrase.corpus.words import Words, segmenter_of_text
+from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import pooling_of
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, retrieval_hits
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
+from metaphrase.evaluation.similarity_structure import kept_structure
 from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.files import UDHR
 from metaphrase.io.progress import Advance
@@ -72,7 +73,8 @@ class Diagnosis:
             that are closer than a random pair; ``hubness``, the skewness of how often a target is among the nearest of a
             source, and ``hubs``, the targets that are most often (``text``, ``count``).
         geometry: ``mean_cosine`` of random sentences, ``first_component`` and ``first_ten`` (shares of variance),
-            ``effective_rank``, ``isotropy`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings.
+            ``effective_rank``, ``isotropy`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings, and
+            ``structure``, see :func:`metaphrase.evaluation.similarity_structure.kept_structure`.
         language_identification: How well a linear probe tells the languages apart, see
             :func:`metaphrase.evaluation.geometry.language_identification`.
         pooling: Accuracy in percent of each tested pooling mode, that of the model first.
@@ -125,6 +127,7 @@ def diagnose(
     if baseline is not None:
         before = [side_nh for pairs, _ in chosen.values() for side_nh in _embed(baseline, pairs, advance)]
         findings += _compare(result.geometry, all_nh, np.concatenate(before))
+        result.geometry["structure"] = kept_structure(before[::2], [source_nh for source_nh, _ in embedded.values()])
     if collapsed:
         message = "The corpus was not checked, because the embeddings have collapsed."
         findings.append(Finding("info", "not-measured", message))
@@ -385,7 +388,7 @@ def under_aligned(
     language = pairs.language
     sides = [(language, pairs.sources[:WORD_PAIRS]), (target_lang, pairs.targets[:WORD_PAIRS])]
     try:
-        sources, targets = ([Words.of(text, of, segmenter_of_text(text, of)) for text in side] for of, side in sides)
+        sources, targets = (Words.of_texts(texts, of) for of, texts in sides)
     except ImportError as error:
         message = f"The words of {language_name(language)} were not checked. {error}"
         return [], Finding("info", "words-not-aligned", message, language)

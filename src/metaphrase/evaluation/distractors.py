@@ -9,6 +9,7 @@ causality (here negation, comparison and cause), entities and numbers. The rules
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -47,7 +48,8 @@ def _fits(text: str, edit: Edit) -> bool:
     return edit.text != old and not (article and bool(_VOWEL.match(edit.text)) != bool(_VOWEL.match(old)))
 
 
-_VOWEL = re.compile(r"[aeioAEIO]|8|11\b|18\b|un(?!i)")
+#: Words and numbers after "an", such as 8, 80, 11th, 18,000 and the year 1850; "European" and "one" follow "a".
+_VOWEL = re.compile(r"(?!eu|one\b)[aeio]|un(?!i)|8|1[18](?:\d\d)?(?!\d)", re.IGNORECASE)
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -90,11 +92,44 @@ _NUMBER_WORDS = _pairs(
     "ninety=eighty hundred=thousand thousand=hundred million=billion billion=million"
 )
 _ORDINALS = _pairs("first=second second=third third=fourth fourth=fifth fifth=sixth last=first")
+_VALUES: dict[str, float] = {
+    word: value
+    for words, values in (
+        ("one two three four five six seven eight nine ten eleven twelve", range(1, 13)),
+        ("twenty thirty forty fifty sixty seventy eighty ninety", range(20, 100, 10)),
+        ("hundred thousand million billion", (100, 1000, 10**6, 10**9)),
+        ("first second third fourth fifth sixth last", (1, 2, 3, 4, 5, 6, math.inf)),
+    )
+    for word, value in zip(words.split(), values, strict=True)
+}
+#: Text between the numbers of a pair, such as "2 or 3", "two million to three million", "the first and the second".
+_BETWEEN = r"(?: ?%| (?:percent|hundred|thousand|million|billion))?(?:,|,? (?:and|or|to))(?: the)? [$£€]?"
+_NUMBER_BEFORE = re.compile(rf"([\w.,]+){_BETWEEN}$")
+_NUMBER_AFTER = re.compile(rf"{_BETWEEN}([\w.,]+)")
 _NUMBER_WORD = re.compile(rf"(?<![\w'-])({'|'.join(_NUMBER_WORDS)})(?![\w'-])", re.IGNORECASE)
 _THE_ORDINAL = re.compile(rf"\b(?<=the )({'|'.join(_ORDINALS)})(?= [a-z])")
 
 
 def _numbers(text: str) -> Iterator[Edit]:
+    return (edit for edit in _changed_numbers(text) if not _collides(text, edit))
+
+
+def _collides(text: str, edit: Edit) -> bool:
+    """Whether a changed number equals or passes the other number of a pair: "2 or 3" would be "3 or 3"."""
+    near = _NUMBER_BEFORE.search(text[max(0, edit.start - 40) : edit.start]), _NUMBER_AFTER.match(text, edit.end)
+    others = [value for match in near if match and not math.isnan(value := _value(match[1]))]
+    old, new = _value(text[edit.start : edit.end]), _value(edit.text)
+    return any(new == other or (new < other) != (old < other) for other in others)
+
+
+def _value(number: str) -> float:
+    """Value of a number in digits or words, or of an ordinal; NaN for other text."""
+    word = number.rstrip(".,").lower()
+    digits = re.fullmatch(r"([0-9][0-9,]*(?:\.[0-9]+)?)(?:st|nd|rd|th)?", word)
+    return float(digits[1].replace(",", "")) if digits else _VALUES.get(word, math.nan)
+
+
+def _changed_numbers(text: str) -> Iterator[Edit]:
     for match in _DIGITS.finditer(text):
         if (other := _other_number(match[1])) is not None:
             yield Edit(*match.span(), other)

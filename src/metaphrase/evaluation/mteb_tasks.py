@@ -61,13 +61,14 @@ _CHUNK = 1 << 12
 
 
 def mteb_languages(languages: Sequence[str]) -> list[str]:
-    """MTEB codes (ISO 639-3) of languages with two-letter codes, three-letter codes, or a script (``swh-Latn``).
+    """MTEB codes (ISO 639-3) of languages with two-letter codes, three-letter codes, or a script (``swh_Latn``).
 
-    >>> mteb_languages(["sw", "eng"])
-    ['swa', 'swh', 'eng']
+    >>> mteb_languages(["sw", "eng", "prs_Arab"])
+    ['swa', 'swh', 'eng', 'prs-Arab']
     """
     codes: list[str] = []
     for language in languages:
+        language = language.replace("_", "-")
         code = language.partition("-")[0]
         three = _get_iso1_to_iso3().get(code, code)
         if three not in ISO_TO_LANGUAGE:

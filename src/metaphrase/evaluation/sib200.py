@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 
+from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.parallel import ParallelSet, add_file, rows_of
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
@@ -38,6 +39,7 @@ from metaphrase.mining.search import unit_rows
 ENGLISH = "eng_Latn"
 #: Files of SIB-200.
 TOPIC_FILE = re.compile(r"(?P<language>[a-z]{3}_[A-Z][a-z]{3})\.(?P<split>train|dev|test)\.tsv(\.gz)?")
+_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 #: Iterations of the probe, which converges in fewer.
 PROBE_ITERATIONS = 1_000
 
@@ -104,6 +106,35 @@ def sib200_code(language: str) -> str:
     ('swh_Latn', 'ewe_Latn')
     """
     return XLMR_LANGUAGES.get(language, language)
+
+
+def find_language(language: str, available: Collection[str]) -> str | None:
+    """SIB-200's code of a language among those of some files, by any of its codes; None if they lack it.
+
+    >>> find_language("fa", ["pes_Arab", "prs_Arab"]), find_language("prs_Arab", ["pes_Arab", "prs_Arab"])
+    ('pes_Arab', 'prs_Arab')
+    >>> find_language("tt", ["tat_Cyrl"]), find_language("ceb", ["tat_Cyrl"])
+    ('tat_Cyrl', None)
+    """
+    if language in available:
+        return language
+    codes = {standard_code(code) or code: code for code in available}
+    # "fa" is pes_Arab, although prs_Arab has the same standard code.
+    codes |= {code: named for code, named in XLMR_LANGUAGES.items() if named in available}
+    return codes.get(standard_code(language) or language)
+
+
+def is_variety(code: str) -> bool:
+    """Whether a code of SIB-200 names a language whose standard code is that of another one, as prs_Arab that of Persian.
+
+    >>> is_variety("prs_Arab"), is_variety("pes_Arab"), is_variety("ewe_Latn")
+    (True, False, False)
+    """
+    return (
+        _CODE.fullmatch(code) is not None
+        and code not in XLMR_LANGUAGES.values()
+        and standard_code(code) in XLMR_LANGUAGES
+    )
 
 
 def topic_files(folder: Path) -> dict[str, dict[str, Path]]:
@@ -193,7 +224,7 @@ def language_groups(languages: Sequence[str], trained: Sequence[str] = ()) -> di
     {'in XLM-R': ['deu_Latn', 'fra_Latn'], 'not in XLM-R': ['ewe_Latn', 'tat_Cyrl'], \
 'Latn': ['swh_Latn', 'ewe_Latn', 'deu_Latn', 'fra_Latn']}
     """
-    seen = {sib200_code(language) for language in trained}
+    seen = {find_language(language, languages) for language in trained}
     known = set(XLMR_LANGUAGES.values())
     groups: dict[str, list[str]] = {"trained": [], "in XLM-R": [], "not in XLM-R": []}
     for language in languages:

@@ -31,6 +31,8 @@ LANGUAGES = ("ar", "de", "fi", "hi", "ru", "sw", "th", "zh")
 RESAMPLES = 200
 #: Fewest sentences whose similarities can be ordered.
 _FEWEST = 3
+#: Sentences of a language that `kept_structure` compares.
+_SENTENCES = 300
 
 
 def structure_texts(
@@ -120,6 +122,19 @@ def similarity_structure(
         average=mean_of(list(languages.values()), percentile_interval(np.mean(samples, axis=0))),
         **conditions(start, resamples, seed, **encoding_settings(tuned, **encoding)),
     )
+
+
+def kept_structure(before: Sequence[NDArray[Any]], after: Sequence[NDArray[Any]]) -> float:
+    """Mean over the languages of the correlations of `similarity_structure`, without intervals.
+
+    Each array holds the embeddings of the same sentences of a language, shape ``(n, hidden)``, of which the first 300 are
+    compared. A language with fewer than three sentences has no order to lose, and counts 100.
+    """
+    correlations = []
+    for old_nh, new_nh in zip(before, after, strict=True):
+        old_p, new_p = (pairwise_cosines(one_nh[:_SENTENCES]) for one_nh in (old_nh, new_nh))
+        correlations.append(spearman(old_p, new_p) if len(old_p) > 1 else 100.0)
+    return float(np.mean(correlations))
 
 
 def pairwise_cosines(embeddings_nh: NDArray[Any]) -> NDArray[np.float64]:

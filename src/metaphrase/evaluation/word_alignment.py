@@ -27,7 +27,7 @@ from metaphrase.evaluation.measures import ErrorRate
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError
-from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Resamples, Seed, checked
+from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Positive, Resamples, Seed, Share, checked
 from metaphrase.io.progress import progress_bars
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def load_gold_lines(texts: str | Path, gold: str | Path) -> list[GoldPair]:
 
     This is the layout of the English-French and Romanian-English gold in the releases of SimAlign and awesome-align. Words
     are separated by spaces, also in languages written without them. Links are ``1-2`` (sure) and ``1p2`` (possible), source
-    word first.
+    word first. A link beyond the end of a sentence is kept, with a warning.
 
     Raises:
         DataError: The files differ in length, or a line is malformed.
@@ -195,7 +195,14 @@ def load_gold_lines(texts: str | Path, gold: str | Path) -> list[GoldPair]:
             found.append(GoldPair(Words.of(sides[0]), Words.of(sides[1]), *parse_gold(alignment, first=1)))
         except DataError as error:
             raise DataError(f"{gold}:{number}: {error}") from error
+        for i, j in _beyond(found[-1]):
+            logger.warning("%s:%d: gold link %d-%d points beyond the end of a sentence.", gold, number, i + 1, j + 1)
     return found
+
+
+def _beyond(pair: GoldPair) -> list[Link]:
+    """Gold links that point beyond the end of a sentence."""
+    return sorted((i, j) for i, j in pair.possible if i >= len(pair.source) or j >= len(pair.target))
 
 
 def peer_scores(pairs: Sequence[GoldPair], links: str | Path, *, first: int = 0) -> AlignmentScores:
@@ -203,7 +210,7 @@ def peer_scores(pairs: Sequence[GoldPair], links: str | Path, *, first: int = 0)
 
     The pairs before ``first`` are not scored.
     """
-    lines = _lines(links)
+    lines = _without_surplus(_lines(links), len(pairs))
     if len(lines) != len(pairs):
         raise DataError(f"{links} must have one line per pair, but has {len(lines)} lines for {len(pairs)} pairs.")
     return _scores(map(parse_links, lines[first:]), pairs[first:])
@@ -229,7 +236,7 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
     Reference: Mihalcea and Pedersen 2003, "An Evaluation Exercise for Word Alignment".
     """
     links: dict[int, tuple[set[Link], set[Link]]] = {}
-    for line in _lines(gold):
+    for line in _without_surplus(_lines(gold)):
         fields = line.split()
         if not (len(fields) >= 3 and all(field.isdecimal() for field in fields[:3])):
             raise DataError(
@@ -252,15 +259,14 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
         if number in links
     }
     for number, pair in pairs.items():
-        for i, j in sorted(pair.possible):
-            if i >= len(pair.source) or j >= len(pair.target):
-                logger.warning("Gold link %d %d %d points beyond the end of a sentence.", number, i + 1, j + 1)
+        for i, j in _beyond(pair):
+            logger.warning("Gold link %d %d %d points beyond the end of a sentence.", number, i + 1, j + 1)
     return list(pairs.values())
 
 
 def _numbered(path: str | Path) -> dict[int, str]:
     sentences = {}
-    for line in _lines(path):
+    for line in _without_surplus(_lines(path)):
         match = _SENTENCE.fullmatch(line)
         if match is None:
             raise DataError(f"A line of {Path(path).name} has the form '<s snum=26> words </s>', not {line[:80]!r}.")
@@ -269,14 +275,22 @@ def _numbered(path: str | Path) -> dict[int, str]:
 
 
 def _lines(path: str | Path) -> list[str]:
-    """Lines of a file, without empty lines at its end."""
+    """Lines of a file; those at its end can be empty, because a pair can have no links."""
     with open_text(Path(path), newline=None) as file:
-        return file.read().rstrip("\n").split("\n")
+        return file.read().removesuffix("\n").split("\n")
+
+
+def _without_surplus(lines: list[str], n: int = 0) -> list[str]:
+    """Lines without the empty ones at their end, as far as they are more than ``n``."""
+    text = next((at for at in range(len(lines), 0, -1) if lines[at - 1]), 1)
+    return lines[: max(n, text)]
 
 
 def _lines_of_pairs(*paths: str | Path) -> list[tuple[str, ...]]:
     """Lines of files with one line per pair."""
     columns = [_lines(path) for path in paths]
+    n = max(len(_without_surplus(column)) for column in columns)
+    columns = [_without_surplus(column, n) for column in columns]
     if len(set(map(len, columns))) > 1:
         counts = ", ".join(f"{path} {len(column)}" for path, column in zip(paths, columns, strict=True))
         raise DataError(f"Gold files must have one line per pair, but their numbers of lines differ: {counts}.")
@@ -384,6 +398,8 @@ class WordAlignmentEvaluator(RecordedEvaluator):
         layer: See `EmbeddingAligner`.
         method: ``"argmax"``, ``"itermax"``, ``"csls"`` or ``"softmax"``.
         level: ``"piece"`` or ``"word"``.
+        threshold: See `EmbeddingAligner`.
+        temperature: See `EmbeddingAligner`.
         batch_size: Sentences per forward pass.
         write_csv: Write the CSV file.
 
@@ -401,12 +417,16 @@ class WordAlignmentEvaluator(RecordedEvaluator):
         layer: CountOr0 | None = None,
         method: Method = "itermax",
         level: Level = "piece",
+        threshold: Share | None = None,
+        temperature: Positive | None = None,
         batch_size: Count = 64,
         write_csv: bool = True,
     ) -> None:
         super().__init__(name=name, write_csv=write_csv)
         self.pairs = list(pairs)
         self.settings: dict[str, Any] = {"layer": layer, "method": method, "level": level}
+        chosen = {"threshold": threshold, "temperature": temperature}
+        self.settings |= {setting: value for setting, value in chosen.items() if value is not None}
         self.batch_size = batch_size
 
     def scores(self, model: SentenceTransformer) -> dict[str, float]:

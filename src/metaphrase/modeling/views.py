@@ -291,11 +291,7 @@ def tokenize_words(
     """
     encoded = tokenizer([example[side] for example in examples], truncation=True, max_length=max_length)
     spans = [
-        piece_spans(
-            encoding,
-            Words.of(example[side], example.get(f"{side}_lang"), example.get("segmenter") or "whitespace"),
-            disjoint=True,
-        )
+        piece_spans(encoding, Words.of_side(example, side), disjoint=True)
         for encoding, example in zip(encoded.encodings, examples, strict=True)
     ]
     return encoded["input_ids"], spans

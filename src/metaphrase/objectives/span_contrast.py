@@ -77,10 +77,7 @@ class PhrasePairs(View):
         """Keep the phrase pairs that the phrase table contains with a sufficient score."""
         assert self.phrase_table is not None
         table = load_phrase_table(self.phrase_table)
-        source_words, target_words = (
-            list(Words.of(example[side], example.get(f"{side}_lang"), example.get("segmenter") or "whitespace"))
-            for side in ("source", "target")
-        )
+        source_words, target_words = (list(Words.of_side(example, side)) for side in ("source", "target"))
         scores = [table.score(source_words[slice(*source)], target_words[slice(*target)]) for source, target in pairs]
         return [pair for pair, score in zip(pairs, scores, strict=True) if score > 0 and score >= self.cut]
 

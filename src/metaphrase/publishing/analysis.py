@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ from torch.nn import functional as F
 
 from metaphrase.aligners.embedding import EmbeddingAligner, link_units
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.corpus.words import Words, segmenter_of_text
+from metaphrase.corpus.words import Words, are_tokenised, segmenter_of_text
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
-from metaphrase.evaluation.measures import spearman
-from metaphrase.evaluation.similarity_structure import pairwise_cosines
-from metaphrase.exceptions import DataError, UsageError
+from metaphrase.evaluation.similarity_structure import kept_structure
+from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.environment import install_command
 from metaphrase.io.work_folders import damage_in
 from metaphrase.mining.margins import margin_score, neighbour_scores
@@ -46,8 +45,6 @@ _MATRIX_WORDS = (4, 9)
 _BINS = 40
 #: Result of `metaphrase evaluate` that has the table of question and answer languages.
 ANSWERS = "xquad-r mAP in one language"
-#: Sentences of a language whose similarities are compared.
-_STRUCTURE_SENTENCES = 300
 
 Embedded = Mapping[str, Mapping[str, tuple[NDArray[Any], NDArray[Any]]]]
 
@@ -64,13 +61,17 @@ def word_states(model: SentenceTransformer, sentences: Sequence[Words]) -> list[
     return [(words, states_nh.float().cpu().numpy()) for words, states_nh in aligner.word_states(sentences)]
 
 
-def segmented(text: str, language: str) -> Words | None:
-    """Split a text into words; None if the language is written without spaces and ICU is not installed."""
+def splitter(side: Sequence[str], language: str) -> Callable[[str], Words | None]:
+    """Return a function that splits the texts of one side of a test set into words.
+
+    It returns None if the language is written without spaces and ICU is not installed.
+    """
     try:
-        return Words.of(text, language, segmenter_of_text(text, language))
+        tokenised = are_tokenised(side, language)
     except ImportError:
         logger.info("Splitting %s into words requires ICU: %s.", language, install_command("align"))
-        return None
+        return lambda text: None
+    return lambda text: Words.of(text, language, segmenter_of_text(text, language, tokenised))
 
 
 def sample_words(sets: Mapping[str, ParallelSet], limit: int = 100) -> list[tuple[str, Words, list[int]]]:
@@ -85,8 +86,9 @@ def sample_words(sets: Mapping[str, ParallelSet], limit: int = 100) -> list[tupl
             spoken = TARGET_LANGUAGE if side == "targets" else language
             room = limit if side == "sources" else -(-limit // len(sets))
             seen = seen if side == "targets" else set()
+            split = splitter(getattr(data, side), spoken)
             for text in getattr(data, side):
-                words = segmented(text, spoken)
+                words = split(text)
                 if room <= 0 or words is None:
                     break
                 chosen: list[int] = []
@@ -165,8 +167,8 @@ def choose_pairs(
         pairs = [(language, at) for language, data in sets.items() if (at := _first_short_pair(data)) is not None]
     found = []
     for language, at in pairs:
-        source = segmented(sets[language].sources[at - 1], language)
-        target = segmented(sets[language].targets[at - 1], TARGET_LANGUAGE)
+        sides = (sets[language].sources, language), (sets[language].targets, TARGET_LANGUAGE)
+        source, target = (splitter(texts, of)(texts[at - 1]) for texts, of in sides)
         if source is not None and target is not None:
             found.append((language, at, (source, target)))
     return found
@@ -174,9 +176,10 @@ def choose_pairs(
 
 def _first_short_pair(data: ParallelSet) -> int | None:
     low, high = _MATRIX_WORDS
+    split = splitter(data.sources, data.language)
     for at, (source, target) in enumerate(zip(data.sources, data.targets, strict=True), 1):
         if low <= len(target.split()) <= high and source != target:
-            words = segmented(source, data.language)
+            words = split(source)
             if words is None:
                 return None
             if low <= len(words) <= high and all(any(map(str.isalpha, word)) for word in words):
@@ -347,23 +350,45 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
             "hub_count": int(found[worst].count_m.max()),
         }
     if "before" in facts:
-        kept = []
-        for sides in embedded.values():
-            old, new = (pairwise_cosines(sides[side][0][:_STRUCTURE_SENTENCES]) for side in SIDES)
-            kept.append(spearman(old, new) if len(old) > 1 else 100.0)
-        facts["after"]["structure"] = float(np.mean(kept))
+        before, after = ([sides[side][0] for sides in embedded.values()] for side in SIDES)
+        facts["after"]["structure"] = kept_structure(before, after)
     return facts
 
 
-def read_answers(path: str | Path) -> dict[str, Any]:
+def read_answers(
+    path: str | Path, after: Collection[str] = (), before: Collection[str] | None = None
+) -> dict[str, Any]:
     """The table of question and answer languages in the output of `metaphrase evaluate`, of the model and its baseline.
 
-    Returns ``languages``, and a matrix of mAP in percent for ``after`` and, with a baseline, ``before``: a row for each
-    language of the questions, a column for each language of the candidates.
+    Args:
+        path: The JSON file. Of the results of several encoders, those of the model are read.
+        after: The `model_hash` of the model; the results of other encoders are refused.
+        before: That of the baseline; the table of another baseline is omitted. None for any baseline.
+
+    Returns:
+        ``languages``, and a matrix of mAP in percent for ``after`` and, with a baseline, ``before``: a row for each language
+        of the questions, a column for each language of the candidates.
+
+    Raises:
+        DataError: The file has no answer retrieval.
+        DataMismatchError: The results are those of another encoder.
     """
     with damage_in(path):
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        scores = {"before": content.get("baseline", {}).get("scores", {}), "after": content["scores"]}
+        models = content.get("models", [content])
+        fitting = [one for one in models if not after or one.get("model_hash") in (None, *after)]
+        if not fitting:
+            measured = ", ".join(f"{one['model']} ({one['model_hash'][:8]})" for one in models)
+            expected = ", ".join(one[:8] for one in after)
+            raise DataMismatchError(
+                f"{path} must have results of this model ({expected}), but has those of {measured}. Evaluate the model with "
+                "its own settings: metaphrase evaluate RUN --suite answer-retrieval."
+            )
+        baseline = content.get("baseline") or {}
+        if before is not None and baseline.get("model_hash") not in (None, *before):
+            logger.warning("%s has another baseline, %s, whose answers are not shown.", path, baseline.get("model"))
+            baseline = {}
+        scores = {"before": baseline.get("scores", {}), "after": fitting[0]["scores"]}
         found = {side: one[ANSWERS]["languages"] for side, one in scores.items() if ANSWERS in one}
         if "after" not in found:
             raise DataError(f"{path} has no answer retrieval. Evaluate with --suite answer-retrieval or --suite all.")

@@ -13,7 +13,7 @@ COLUMN_CONTENT = {
     "target_lang": "Language of the translation",
     "alignment": "Word links in Pharaoh format: 0-0 1-2",
     "alignment_scores": "A score for each link",
-    "segmenter": "Segmenter of the words that the links count: whitespace or icu",
+    "segmenter": "Segmenter of the words that the links count: whitespace, icu, or icu-source and icu-target for one side",
     "source_bt": "Back-translations of the target",
     "target_bt": "Back-translations of the source",
     "score": "Score of the pair",

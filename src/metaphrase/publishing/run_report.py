@@ -32,6 +32,7 @@ from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, CountOr0, Resamples, Seed, checked
 from metaphrase.io.configuration import option
+from metaphrase.io.digests import model_hash
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.outputs import check_folder, claim_folder
 from metaphrase.io.progress import Begin, no_progress
@@ -134,8 +135,11 @@ def report_run(
     output = Path(options.output_dir) if options.output_dir else folder / "report"
     for read in (folder, model_folder(options.baseline)):
         check_folder(output, model=read)
-    answers = read_answers(options.evaluation) if options.evaluation else None
     subjects = _load_subjects(options, facts, earlier)
+    answers = None
+    if options.evaluation:
+        hashes = {side: subject.hashes for side, subject in subjects.items()}
+        answers = read_answers(options.evaluation, **hashes)
     tests = read_sets(options.data or default_folders(earlier))
     if facts.get("debias"):  # its directions were estimated on the other articles
         tests = {name: articles_of(by_language, "even") for name, by_language in tests.items()}
@@ -180,6 +184,11 @@ class SentenceEmbeddings:
         self.name = name
         self.prompt = prompt
         self.encoders = {language: CachedEncoder(model) for language, model in models.items()}
+
+    @property
+    def hashes(self) -> list[str]:
+        """The `model_hash` of each model."""
+        return [model_hash(encoder.model) for encoder in self.encoders.values()]
 
     def encoder(self, language: str) -> CachedEncoder:
         """The encoder of a language."""

@@ -3,6 +3,7 @@ import csv
 import gzip
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.measures import MEASURES
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval, retrieval_hits, xsim_error
+from metaphrase.evaluation.sib200 import language_groups
 from metaphrase.evaluation.suites import (
     FINETUNED,
     SUITES,
@@ -28,16 +30,15 @@ from metaphrase.evaluation.suites import (
     Settings,
     Subject,
 )
+from metaphrase.evaluation.suites.baselines import compare_scores, differences, stronger
 from metaphrase.evaluation.suites.encoders import parallel_folders
 from metaphrase.evaluation.suites.running import (
     cache_path,
-    compare_scores,
     describe_protocol,
     encoding_speed,
     find_benchmarks,
     measure_all,
     run_benchmark,
-    stronger,
 )
 from metaphrase.evaluation.suites.samples import QUICK
 from metaphrase.evaluation.suites.transfer import finetuned_results
@@ -261,20 +262,53 @@ def test_a_folder_has_a_sample_of_its_own(data):
     )
 
 
-def test_the_better_result_of_a_baseline_counts():
-    def evaluation(name, accuracy, error):
-        scores = {
-            "a": {"average": {"score": accuracy}, "lower_is_better": False},
-            "b": {"average": {"score": error}, "lower_is_better": True},
-        }
-        return {"model": name, "scores": scores}
+def evaluation(prompt, accuracy, error):
+    """An evaluation with a prompt: one part with two scores."""
+    scores = {
+        "a": {"average": {"score": accuracy}, "lower_is_better": False, "settings": {"prompt": prompt}},
+        "b": {"average": {"score": error}, "lower_is_better": True, "settings": {"prompt": prompt}},
+    }
+    settings = {"prompt": prompt, "seed": 0}
+    part = {"scores": list(scores), "settings": settings, "protocol": f"prompt {prompt}"}
+    return {"model": "x", "scores": scores, "parts": {"set": part}, "failed": {}, "settings": settings}
 
-    one, other = evaluation("x", 70, 30), evaluation("x", 60, 20)
+
+def test_the_sample_of_a_folder_is_that_of_its_task_of_mteb(data, bitext):
+    """Without tatoeba and udhr, the suite mteb measures the other test sets."""
+    (data / "tatoeba").rename(data / "software")
+    write_pairs(data / "software" / "de-en.test.tsv.gz", bitext)
+    samples = {"software": QUICK["retrieval"]._replace(items=5, languages=None)}
+    parts, _ = find_benchmarks(data, ["retrieval", "mteb"], SETTINGS, samples)
+    named = {part.name: part for part in parts}
+    assert "sample" not in named["mteb news"].protocol
+    assert "; sample: the first 5 items" in named["mteb software"].protocol
+    assert (named["mteb news"].work, named["mteb software"].work) == (0, 0)  # embedded for retrieval
+
+
+def test_only_the_embeddings_of_the_same_sample_are_cached(data):
+    """A suite that reads all of a file after a sample of it embeds the rest."""
+    samples = {"retrieval": QUICK["retrieval"]._replace(items=5, languages=None)}
+    parts, _ = find_benchmarks(data, ["retrieval", "mteb"], SETTINGS, samples)
+    assert {part.name: part.work > 0 for part in parts}["mteb tatoeba"]
+
+
+def test_the_better_score_of_a_baseline_counts():
+    one, other = evaluation("query: ", 70, 30), evaluation("", 60, 20)
     best = stronger([one, other])["scores"]
     assert (best["a"], best["b"]) == (one["scores"]["a"], other["scores"]["b"])
     assert stronger([one]) == one
-    tied = stronger([one, evaluation("y", 70, 30)])["scores"]
-    assert tied["a"] is one["scores"]["a"]
+    tied = stronger([one, evaluation("", 70, 30)])
+    assert tied == one
+    assert tied["scores"]["a"] is one["scores"]["a"]
+
+
+def test_the_prompt_of_a_part_is_that_of_its_scores():
+    one = evaluation("query: ", 70, 30)
+    better = evaluation("", 80, 20)
+    assert stronger([one, better]) == better
+    mixed = stronger([one, evaluation("", 60, 20)])
+    assert mixed["settings"] == mixed["parts"]["set"]["settings"] == {"seed": 0}
+    assert [mixed["scores"][name]["settings"]["prompt"] for name in "ab"] == ["query: ", ""]
 
 
 # --- Measuring ---
@@ -449,6 +483,21 @@ def test_word_alignment_is_tuned_on_the_first_fifth(data, subject, bitext):
     gold = pairs[fifth:]
     aer = alignment_scores(links, [pair.sure for pair in gold], [pair.possible for pair in gold]).aer
     assert tuned["average"]["score"] == pytest.approx(100 * aer)
+
+
+def test_broken_links_of_another_program_do_not_lose_the_result(data, subject, bitext, caplog):
+    folder = data / "alignment-gold"
+    folder.mkdir()
+    (folder / "deen.src-tgt").write_text("".join(f"{row['source']} ||| {row['target']}\n" for row in bitext))
+    (folder / "deen.gold").write_text("1-1\n" * (len(bitext) - 1) + "\n")
+    (folder / "deen.good.out").write_text("0-0\n" * (len(bitext) - 1) + "\n")
+    (folder / "deen.short.out").write_text("0-0\n")
+    (folder / "deen.strange.out").write_text("x\n" * len(bitext))
+    part, _ = find_benchmarks(data, ["word-alignment"], SETTINGS)[0]
+    plain, _ = run_benchmark(part, subject)["scores"].values()
+    assert plain["facts"]["peers"] == {"deen.good.out": 0.0}
+    for name in ("deen.short.out", "deen.strange.out"):
+        assert f"Skipped the links of {name}. " in caplog.text
 
 
 def test_a_margin_finds_other_neighbours_than_the_cosine():
@@ -851,6 +900,76 @@ def test_other_margins_are_not_compared(tiny_encoder):
         compare(one, other)
 
 
+@pytest.fixture
+def earlier(data, subject):
+    """Parts of an earlier evaluation, by name."""
+    parts = {part.name: part for part in find_benchmarks(data, ["retrieval"], SETTINGS)[0]}
+    return {name: run_benchmark(part, subject) for name, part in parts.items()}
+
+
+def test_other_data_are_detected_before_they_are_measured(data, earlier, bitext):
+    def found(samples=None, **settings):
+        return differences(earlier, find_benchmarks(data, ["retrieval"], Settings(**settings), samples)[0])
+
+    assert found() == {}
+    assert found(languages=["de"]) == {}  # of which the baseline has more
+    small = {"tatoeba": QUICK["retrieval"]._replace(items=5, languages=None)}
+    (reason,) = found(small).values()
+    assert reason == "of which the baseline has all items, and this evaluation the first 5 items of each language"
+    assert list(found(split="train")) == ["news"]
+    assert "other files (de-en.test.tsv.gz instead of de-en.train.tsv.gz" in found(split="train")["news"]
+    write_pairs(data / "news" / "de-en.test.tsv.gz", bitext[:5])
+    assert list(found()) == ["news"]
+    assert "have changed" in found()["news"]
+
+
+def test_a_result_that_cannot_be_compared_is_skipped(earlier):
+    before = {name: score for part in earlier.values() for name, score in part["scores"].items()}
+    after = copy.deepcopy(before)
+    after["news"]["languages"]["de"]["sha256"] = "other"
+    notes = []
+    compared = compare_scores(before, after, resamples=50, seed=0, note=notes.append)
+    assert set(compared) == {"news xsim", "tatoeba", "tatoeba xsim"}
+    assert ["Not compared: news. " in note and "'de' are over different items" in note for note in notes] == [True]
+
+
+# --- Time left ---
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only benchmarks move, by as many seconds as their name says."""
+    now = [0.0]
+    monkeypatch.setattr("metaphrase.evaluation.suites.running.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("metaphrase.evaluation.suites.running.encoding_speed", lambda model, **options: 1.0)
+    return now
+
+
+def test_a_quick_failure_does_not_shorten_the_estimate(subject, tmp_path, clock):
+    file = tmp_path / "file"
+    file.write_text("data")
+
+    def benchmark(name, seconds, error=None):
+        def measure(subject):
+            clock[0] += seconds
+            if error:
+                raise error
+            return {name: Result("retrieval", name, "m", {"a": Measurement(1, 50.0)}, Measurement(1, 50.0))}
+
+        return Benchmark(name, "retrieval", "p", (file,), 100, measure)
+
+    benchmarks = [
+        benchmark("broken", 1, ValueError("x")),
+        benchmark("missing", 1, DataUnavailable("x")),
+        benchmark("slow", 200),
+        benchmark("last", 200),
+    ]
+    notes = []
+    measure_all(benchmarks, subject, {}, notes.append)
+    left = [note.partition("about ")[2].partition(" left")[0] for note in notes if "about " in str(note)]
+    assert left == ["7 minutes", "5 minutes", "3 minutes", "3 minutes"]
+
+
 # --- Names, languages and files ---
 
 
@@ -874,9 +993,35 @@ def test_names_of_the_working_folder_and_of_links(data, monkeypatch):
 
 def test_persian_is_not_dari(tmp_path):
     write_topics(tmp_path / "sib200", ("eng_Latn", "nob_Latn", "pes_Arab", "prs_Arab"))
-    for asked, code in (("fa", "pes_Arab"), ("no", "nob_Latn"), ("nob_Latn", "nob_Latn")):
+    named = {
+        "fa": "pes_Arab",
+        "pes_Arab": "pes_Arab",
+        "prs_Arab": "prs_Arab",
+        "no": "nob_Latn",
+        "nob_Latn": "nob_Latn",
+    }
+    for asked, code in named.items():
         (part,) = find_benchmarks(tmp_path, ["sib200"], Settings(languages=[asked]))[0]
         assert {path.name.partition(".")[0] for path in part.files} == {"eng_Latn", code}
+
+
+def test_languages_that_a_folder_lacks_have_a_warning(data, caplog):
+    """One for each folder, although several suites read it."""
+    settings = Settings(languages=["sw", "ee", "prs_Arab", "en"])
+    find_benchmarks(data, ["retrieval", "sts", "mining", "sib200", "xsim++", "paraphrase", "mteb"], settings, QUICK)
+    warned = Counter(record.getMessage() for record in caplog.records)
+    absent = {"tatoeba": "ee, prs_Arab", "news": "sw, ee, prs_Arab", "sib200": "prs_Arab"}
+    absent |= dict.fromkeys(("stsb", "bucc", "pawsx"), "sw, ee, prs_Arab")
+    assert warned == {f"{data / name} has no data in {languages}.": 1 for name, languages in absent.items()}
+
+
+def test_trained_languages_by_any_code(tmp_path, caplog):
+    write_topics(tmp_path / "sib200", ("eng_Latn", "ceb_Latn", "tat_Cyrl", "swh_Latn"))
+    assert language_groups(["ceb_Latn", "tat_Cyrl", "swh_Latn"], ["ceb", "tt"])["trained"] == ["ceb_Latn", "tat_Cyrl"]
+    find_benchmarks(tmp_path, ["sib200"], Settings(trained_languages=["ceb", "tt", "sw", "en", "yo"]))
+    assert [record.getMessage() for record in caplog.records] == [
+        "--trained_languages has languages without data in SIB-200: yo."
+    ]
 
 
 def test_quick_takes_the_languages_that_a_flat_folder_has(data):
@@ -884,6 +1029,18 @@ def test_quick_takes_the_languages_that_a_flat_folder_has(data):
     assert [path.name for path in part.files] == ["de-en.tsv.gz", "sw-en.tsv.gz"]
     with pytest.raises(FileNotFoundError, match="no pairs for fr"):
         find_benchmarks(data / "tatoeba", ["retrieval"], Settings(languages=["fr"]), QUICK)
+
+
+def test_quick_takes_all_languages_of_a_folder_without_its_own(data, bitext):
+    """Languages that the sample does not name are no reason to skip a folder, or to deny that it exists."""
+    write_pairs(data / "lafand" / "bm-en.test.tsv.gz", bitext[:9])
+    write_pairs(data / "lafand" / "ee-en.test.tsv.gz", bitext[9:])
+    for folder in (data, data / "lafand"):
+        parts, missing = find_benchmarks(folder, ["retrieval"], SETTINGS, QUICK)
+        named = {part.name: part for part in parts}
+        assert [path.name for path in named["lafand"].files] == ["bm-en.test.tsv.gz", "ee-en.test.tsv.gz"]
+        assert "; sample: the first 150 items" in named["lafand"].protocol
+        assert not missing
 
 
 def test_data_that_change_before_their_turn_are_measured_as_they_are(data, subject, bitext):
@@ -992,5 +1149,5 @@ def test_english_may_have_a_treebank_for_training_alone(data, subject, bitext):
 
 
 def test_a_failure_of_any_variant_is_kept():
-    one = {"scores": {}, "failed": {}, "parts": {}}
+    one = {"scores": {}, "failed": {}, "parts": {}, "settings": {}}
     assert stronger([one, one | {"failed": {"b": "x"}}])["failed"] == {"b": "x"}

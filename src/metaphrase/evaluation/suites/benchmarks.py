@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.codes import split_languages, standard_code
+from metaphrase.corpus.codes import language_code, standard_code
+from metaphrase.corpus.parallel import TARGET_LANGUAGE
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, StoredEncoder
 from metaphrase.evaluation.result import Result
+from metaphrase.evaluation.sib200 import is_variety
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
@@ -22,6 +25,8 @@ from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import encoder_digest, model_hash
 from metaphrase.io.environment import install_command
 from metaphrase.mining.margins import Margin, Retrieval
+
+logger = logging.getLogger(__name__)
 
 
 @checked
@@ -100,7 +105,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Split lists at commas and spaces; None is no list or no prompt."""
         self.prompt = None if self.prompt == "none" else self.prompt
-        self.languages = split_languages(self.languages or ()) or None
+        named = split_list(self.languages or ())
+        self.languages = [code if is_variety(code) else language_code(code) for code in named] or None
         for name in ("protocols", "tasks", "trained_languages"):
             setattr(self, name, split_list(getattr(self, name) or ()) or None)
 
@@ -193,6 +199,9 @@ class Benchmark:
     reads: tuple[str, ...] | None = None
 
 
+#: Shows a line or a table of progress.
+Note = Callable[[Any], None]
+
 #: Finds the benchmarks of a folder; without a folder, those whose data are on the Hub.
 Find = Callable[[Path | None, Settings], Iterable[Benchmark]]
 
@@ -264,9 +273,26 @@ def _text_size(path: Path) -> int:
         return min(int.from_bytes(file.read(), "little"), 20 * stored)
 
 
-def wanted_languages(languages: Iterable[str], settings: Settings) -> list[str]:
-    """The available languages that the settings ask for, in the order of the settings."""
+def wanted_languages(languages: Iterable[str], settings: Settings, folder: Path) -> list[str]:
+    """The available languages of a folder that the settings ask for, in the order of the settings.
+
+    The languages that it lacks have a warning, except for those of a sample.
+    """
     available = list(languages)
     names = {standard_code(language) or language: language for language in available}
-    wanted = [standard_code(language) or language for language in settings.languages or ()]
+    names |= {language: language for language in available}
+    wanted = [code if is_variety(code) else standard_code(code) or code for code in settings.languages or ()]
+    if available and settings.first is None:
+        warn_absent(folder, [code for code in wanted if code not in names])
     return [names[code] for code in wanted if code in names] if wanted else available
+
+
+def warn_absent(folder: Path, languages: Iterable[str]) -> None:
+    """Warn that a folder lacks languages, once, although several suites read it."""
+    _warn_absent(folder, tuple(language for language in languages if language != TARGET_LANGUAGE))
+
+
+@cache
+def _warn_absent(folder: Path, languages: tuple[str, ...]) -> None:
+    if languages:
+        logger.warning("%s has no data in %s.", folder, ", ".join(languages))

@@ -5,7 +5,8 @@ For each suite a function finds the data sets in a folder and yields a benchmark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -16,7 +17,6 @@ import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus import parallel
-from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.evaluation import answer_retrieval, bucc, sib200, sts, word_alignment, xsimpp
 from metaphrase.evaluation.encoding import encode_texts
@@ -34,8 +34,12 @@ from metaphrase.evaluation.suites.benchmarks import (
     load_mteb_tasks,
     text_size,
     wanted_languages,
+    warn_absent,
 )
+from metaphrase.exceptions import DataError
 from metaphrase.io.digests import files_sha256
+
+logger = logging.getLogger(__name__)
 
 #: Number of neighbours in the margin of xsim.
 XSIM_K = 4
@@ -119,7 +123,7 @@ def _parallel_folder(
     folder: Path, split: str | None, files: Mapping[str, Path], settings: Settings
 ) -> dict[str, ParallelFolder]:
     """The test sets of a folder by name, if it has a language of the settings."""
-    chosen = {language: files[language] for language in wanted_languages(files, settings)}
+    chosen = {language: files[language] for language in wanted_languages(files, settings, folder)}
     return {folder_name(folder): ParallelFolder(folder, split, chosen, settings)} if chosen else {}
 
 
@@ -167,7 +171,8 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
         "duplicates": settings.duplicates or named.duplicates,
         "comparison": settings.comparison or named.comparison,
     }
-    languages, files = wanted_languages(bucc.bucc_languages(folder, protocol), settings), bucc.bucc_files(folder)
+    files = bucc.bucc_files(folder)
+    languages = wanted_languages(bucc.bucc_languages(folder, protocol), settings, folder)
     used = tuple(path for code in languages for split in named.splits for path in files[code][split].values())
 
     def measure(subject: Subject) -> Results:
@@ -212,7 +217,7 @@ def _find_stsb(folder: Path, settings: Settings) -> Iterator[Benchmark]:
     name = folder_name(folder)
     matches = {path: sts.STS_FILE.fullmatch(path.name) for path in folder.glob("*-test.csv*")}
     files = {match["language"]: path for path, match in matches.items() if match}
-    languages = wanted_languages(sorted(files), settings)
+    languages = wanted_languages(sorted(files), settings, folder)
     read = sorted({*languages, *({TARGET_LANGUAGE} & files.keys())})
 
     def measure(subject: Subject) -> Results:
@@ -266,8 +271,7 @@ def _find_gold(gold: Path, first: int | None) -> Iterator[Benchmark]:
         pairs = read(*files)[:first]
 
         def measured_from(start: int, aligner: EmbeddingAligner | None = None, **facts: Any) -> Result:
-            scored = peers if first is None else []
-            others = {path.name: 100 * word_alignment.peer_scores(pairs, path, first=start).aer for path in scored}
+            others = _peer_errors(pairs, peers if first is None else [], start)
             result = word_alignment.evaluate_word_alignment(
                 subject.model,
                 {name: pairs[start:]},
@@ -300,6 +304,17 @@ def _find_gold(gold: Path, first: int | None) -> Iterator[Benchmark]:
         )
 
 
+def _peer_errors(pairs: Sequence[word_alignment.GoldPair], peers: Iterable[Path], start: int) -> dict[str, float]:
+    """AER in percent of the links in the files of other programs; a file without usable links is skipped with a warning."""
+    errors = {}
+    for path in peers:
+        try:
+            errors[path.name] = 100 * word_alignment.peer_scores(pairs, path, first=start).aer
+        except DataError as error:
+            logger.warning("Skipped the links of %s. %s", path.name, error)
+    return errors
+
+
 # Answer retrieval
 
 
@@ -307,7 +322,7 @@ def _find_gold(gold: Path, first: int | None) -> Iterator[Benchmark]:
 def find_answer_retrieval(folder: Path, settings: Settings) -> Iterator[Benchmark]:
     """XQuAD-R, in a folder of this name."""
     files = answer_retrieval.answer_files(folder) if folder_name(folder) == "xquad-r" else {}
-    languages = wanted_languages(files, settings)
+    languages = wanted_languages(files, settings, folder)
 
     def measure(subject: Subject) -> Results:
         sets = answer_retrieval.load_answer_folder(folder, languages)
@@ -334,11 +349,11 @@ def _topic_folders(data: Path | None, settings: Settings) -> Iterator[dict[str, 
     """SIB-200, in a folder of this name: the files of English and of the other languages by split."""
     for folder in folders(data):
         files = sib200.topic_files(folder) if folder_name(folder) == "sib200" else {}
-        # "fa" is pes_Arab, although prs_Arab has the same standard code.
-        named = {standard_code(code) or code: code for code in files}
-        named |= {language: code for language, code in sib200.XLMR_LANGUAGES.items() if code in files}
-        asked = list(files) if settings.languages is None else [named[x] for x in settings.languages if x in named]
-        wanted = [language for language in dict.fromkeys(asked) if language != sib200.ENGLISH]
+        asked = list(files) if settings.languages is None else settings.languages
+        codes = {language: sib200.find_language(language, files) for language in asked}
+        if files and settings.first is None:
+            warn_absent(folder, [language for language, code in codes.items() if code is None])
+        wanted = [code for code in dict.fromkeys(codes.values()) if code and code != sib200.ENGLISH]
         if wanted and sib200.ENGLISH in files:
             yield {language: files[language] for language in (sib200.ENGLISH, *wanted)}
 
@@ -351,6 +366,9 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     )
     for files in _topic_folders(data, settings):
         used = tuple(path for splits in files.values() for path in splits.values())
+        absent = [one for one in settings.trained_languages or () if sib200.find_language(one, files) is None]
+        if absent and settings.first is None:
+            logger.warning("--trained_languages has languages without data in SIB-200: %s.", ", ".join(absent))
         measure = partial(_measure_sib200, files, settings.first)
         fixed = {"intervals": "shared items"}
         yield Benchmark("sib200", "sib200", protocol, used, text_size(used), measure, fixed)

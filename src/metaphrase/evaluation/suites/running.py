@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import encoder_files, load_encoder
-from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
-from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject, check_names
+from metaphrase.evaluation.suites.baselines import compare_with, differences, read_results, stronger
+from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Note, Settings, Subject, check_names
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
@@ -31,7 +31,7 @@ from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claim_folder
 from metaphrase.io.tables import titled_table
-from metaphrase.io.work_folders import damage_in, read_part, write_part
+from metaphrase.io.work_folders import read_part, write_part
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,6 @@ _APPLIES |= {"tasks": {"mteb"}, "pooling": _APPLIES["prompt"], "layer": set(SUIT
 
 #: Share of the texts of a suite that is new if an earlier suite has read its files.
 _NEW_TEXTS = {"mteb": 0.0, "xsim++": 0.1}
-
-Note = Callable[[Any], None]
 
 
 @checked
@@ -271,58 +269,26 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
         ]
         return stronger([measure_all(benchmarks, subject, missing, note) for subject in subjects])
 
-    before = None
+    before: dict[str, Any] | None = None
+    unlike: dict[str, str] = {}
     if options.baseline is not None and options.baseline.endswith(".json"):
         before = read_results(options.baseline, options.suite, benchmarks)
+        unlike = differences(before["parts"], benchmarks)
+        for name, reason in unlike.items():
+            note(f"Not compared: {name}, {reason}.")
     elif options.baseline is not None:  # one model in memory at a time
         before = measure(options.baseline, *(replace(options, prompt=prompt) for prompt in ("auto", None)))
     measured = []
     for name in names:
         results = measure(name, options, pooling=options.pooling, layer=options.layer)
         if before is not None:
-            results["comparisons"] = compare_scores(
-                before["scores"], results["scores"], resamples=options.resamples, seed=options.seed
+            results |= compare_with(
+                before, results["scores"], unlike, resamples=options.resamples, seed=options.seed, note=note
             )
-            results["baseline"] = before
         seconds = round(time.perf_counter() - start, 1)
         measured.append(results | {"suite": options.suite, "versions": versions(), "seconds": seconds})
         start = time.perf_counter()
     return measured
-
-
-def stronger(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first of some evaluations of one model, with the best result of each name, and what failed in any of them.
-
-    Of equally good results, the first counts.
-    """
-    best = dict(results[0]["scores"])
-    for other in results[1:]:
-        for name, result in other["scores"].items():
-            gain = result["average"]["score"] - best.get(name, result)["average"]["score"]
-            if name not in best or (gain < 0 if result["lower_is_better"] else gain > 0):
-                best[name] = result
-    failed = {name: reason for one in results for name, reason in one.get("failed", {}).items()}
-    return results[0] | {"scores": best} | ({"failed": failed} if failed else {})
-
-
-def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-    """Read the JSON file of an earlier evaluation as a baseline."""
-    with damage_in(path):
-        results = json.loads(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(results, dict) or not all(isinstance(results.get(key), dict) for key in ("scores", "parts")):
-        raise DataError(f"{path} is not a result of `metaphrase evaluate`: it needs the keys 'scores' and 'parts'.")
-    if suite != results.get("suite") and "all" not in (suite, results.get("suite")):
-        raise DataError(
-            f"The baseline must be a result of the suite {suite}, but {path} is one of {results.get('suite')}. "
-            "Evaluate the baseline with the same --suite."
-        )
-    names = [benchmark.name for benchmark in benchmarks]
-    if not set(names) & results["parts"].keys():
-        raise DataError(
-            f"The baseline must have a result of {', '.join(names)}, but {path} has {', '.join(results['parts']) or 'none'}. "
-            "Evaluate the baseline on the same data."
-        )
-    return results
 
 
 def find_benchmarks(
@@ -340,27 +306,18 @@ def find_benchmarks(
     missing = {}
     for name in suites:
         suite = SUITES[name]
-        embedded = {path for benchmark in benchmarks for path in benchmark.files}
+        # The embeddings of earlier suites are cached, those of a sample only for the same sample.
+        embedded = {(path, one.fixed.get("first")) for one in benchmarks for path in one.files}
         found = with_samples(partial(suite.find, folder), settings, samples or {})
-        # The embeddings of earlier suites are cached.
         benchmarks += [
-            replace(one, work=one.work * _NEW_TEXTS.get(name, 1)) if embedded.issuperset(one.files) else one
+            replace(one, work=one.work * _NEW_TEXTS.get(name, 1))
+            if all({(path, None), (path, one.fixed.get("first"))} & embedded for path in one.files)
+            else one
             for one in found
         ]
         if not any(one.files for one in found) and not (name == "mteb" and settings.tasks):
             missing[name] = f"needs {suite.needs}"
     return check_names(benchmarks), missing
-
-
-def compare_scores(
-    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]], *, resamples: int, seed: int
-) -> dict[str, Any]:
-    """Compare all results that two models share, by name; results without items are skipped."""
-    return {
-        name: compare(before[name], result, resamples=resamples, seed=seed)
-        for name, result in after.items()
-        if name in before and result["statistic"] is not None
-    }
 
 
 def encoding_speed(model: SentenceTransformer, *, batch_size: int = 64) -> float:
@@ -395,10 +352,15 @@ def _plan(
     return plan
 
 
-def _seconds_left(plan: Sequence[float | None], done: int, spent: float) -> float:
-    """Estimate for the benchmarks that are not done, corrected by the time that the finished ones took."""
-    before, after = (sum(filter(None, part)) for part in (plan[:done], plan[done:]))
-    return after * spent / before if before else after
+def _seconds_left(plan: Sequence[float | None], spent: Sequence[float | None]) -> float:
+    """Estimate for the benchmarks that follow, corrected by the time that the measured ones took.
+
+    Cached, skipped and failed benchmarks have None in ``spent``; their estimates correct nothing.
+    """
+    pairs = [(estimate, one) for estimate, one in zip(plan, spent, strict=False) if estimate and one is not None]
+    estimated, took = (sum(side) for side in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+    after = sum(filter(None, plan[len(spent) :]))
+    return after * took / estimated if estimated else after
 
 
 def _duration(seconds: float) -> str:
@@ -499,15 +461,21 @@ def measure_all(
 ) -> dict[str, Any]:
     """Measure benchmarks one by one; the failure of one does not stop the others."""
     plan = _plan(benchmarks, subject, missing, note)
-    start = time.perf_counter()
+    spent: list[float | None] = []
     scores: dict[str, Any] = {}
     parts: dict[str, Any] = {}
     skipped, failed = dict(missing), {}
     for number, benchmark in enumerate(benchmarks, 1):
-        left = _duration(_seconds_left(plan, number - 1, time.perf_counter() - start))
-        note(f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.suite}, {benchmark.name}, about {left} left …")
+        left = _duration(_seconds_left(plan, spent))
+        note(
+            f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.suite}, {benchmark.name}, about {left} left with "
+            "this encoder and prompt …"
+        )
+        start = time.perf_counter()
+        spent.append(None)
         try:
             content = run_benchmark(benchmark, subject)
+            spent[-1] = time.perf_counter() - start if plan[number - 1] else None
         except DataUnavailable as reason:
             skipped[benchmark.name] = str(reason)
             note(f"Skipped: {benchmark.name}, {reason}.")

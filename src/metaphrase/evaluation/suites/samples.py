@@ -45,15 +45,18 @@ SAMPLES: dict[str, dict[str, Sample]] = {
 def with_samples(
     find: Callable[[Settings], Iterable[Benchmark]], settings: Settings, samples: Mapping[str, Sample]
 ) -> list[Benchmark]:
-    """Find the benchmarks of a suite; of those whose suite or folder has a sample, only the sample is measured."""
+    """Find the benchmarks of a suite; of those whose suite or folder has a sample, only the sample is measured.
+
+    Data without any of the languages of a sample are sampled in all of their languages.
+    """
     whole = check_names(find(settings))
     found = {one.name: one for one in whole}
     for key, sample in samples.items():
-        if named := {one.name for one in whole if key in (one.suite, one.name.split()[0])}:
-            languages = settings.languages or list(sample.languages or ())
-            parts = find(replace(settings, first=sample.items, languages=languages))
+        if named := {one.name for one in whole if key in (one.suite, *one.name.split())}:
             found = {name: one for name, one in found.items() if name not in named}
-            found |= {one.name: _sampled(one, sample) for one in parts if one.name in named}
+            for languages in (settings.languages, settings.languages or list(sample.languages or ())):
+                parts = find(replace(settings, first=sample.items, languages=languages))
+                found |= {one.name: _sampled(one, sample) for one in parts if one.name in named}
     return [found[one.name] for one in whole if one.name in found]
 
 

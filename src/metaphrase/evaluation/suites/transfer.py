@@ -117,7 +117,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
             continue
         *_, measured = task.splits.values()
         wanted = wanted_languages(
-            sorted({language for language, _ in files_of(folder, task.form, measured)}), settings
+            sorted({language for language, _ in files_of(folder, task.form, measured)}), settings, folder
         )
         used = task.files(folder, wanted)
         if wanted and task.probe and suite in PROBED_BY[settings.transfer]:
