@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase import RunConfig
 from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.merging.projection import find_projection
@@ -31,9 +31,9 @@ def start(tiny_encoder, tmp_path) -> Path:
 
 
 @pytest.fixture
-def trained(tiny_encoder) -> SentenceTransformer:
+def trained(start) -> SentenceTransformer:
     """The encoder after training, which has no prompts."""
-    model = copy.deepcopy(tiny_encoder)
+    model = load_encoder(start, device="cpu")
     with torch.no_grad():
         for parameter in model[0].auto_model.encoder.parameters():
             parameter.mul_(1.01)
@@ -92,7 +92,7 @@ def test_the_texts_of_all_measurements_are_counted(
         "encode",
         lambda self, texts, **options: encoded.extend(texts) or encode(self, texts, **options),
     )
-    original = SentenceTransformer(str(start), device="cpu")
+    original = load_encoder(start, device="cpu")
     settings = {"model": str(start), "merge": merge, "debias": directions, "output_dir": str(tmp_path)}
     config = RunConfig(**settings, guard=[str(guard)] if guarded else [])
     guards = release_guards(original, config, "test")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
 from metaphrase.merging import TaskVector
+from metaphrase.mining.bulk import distinct_texts
 from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
 from metaphrase.publishing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
@@ -75,13 +75,13 @@ def encoded_texts(config: RunConfig, dev: Mapping[str, ParallelSet], *, prompts:
     ``prompts`` is the number of prompts that the original encoder is measured with.
     """
     texts = parallel_texts() if config.debias else {}
-    groups = [(_joined(_structure_texts("test")), 2)]  # before and after training
+    groups = [(_distinct(_structure_texts("test")), 2)]  # before and after training
     groups += [(data.texts, prompts + 1) for data in _guard_data(config, "test")]
     if config.merge == "auto":
-        groups.append((_joined(_structure_texts("dev")), 1 + len(ALPHAS)))
+        groups.append((_distinct(_structure_texts("dev")), 1 + len(ALPHAS)))
         groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
-        groups.append((_joined(_sample(texts)), len(ALPHAS)))
-    return [*groups, (_joined(texts), 1)]
+        groups.append((_distinct(_sample(texts)), len(ALPHAS)))
+    return [*groups, (_distinct(texts), 1)]
 
 
 def finish(
@@ -155,10 +155,11 @@ def _gain_data(dev: Mapping[str, ParallelSet]) -> LabelledData:
     return LabelledData("dev", pairs, evaluate_retrieval)
 
 
+def _distinct(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """The distinct texts of all languages, each of which is encoded once."""
+    return distinct_texts(texts.values())[0]
+
+
 def _sample(texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Some of the texts of each language, on which directions are estimated for each weight."""
     return {language: spread(one, TEXTS) for language, one in texts.items()}
-
-
-def _joined(texts: Mapping[str, Sequence[str]]) -> list[str]:
-    return list(chain.from_iterable(texts.values()))
