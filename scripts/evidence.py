@@ -40,6 +40,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.encoders.adapters import shared_copy
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import LabelledData, spread
@@ -60,7 +61,7 @@ from metaphrase.publishing.debiasing import debias, parallel_texts
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.corpora import read_bitext
 from metaphrase.training.demo import demo_settings
-from metaphrase.training.finishing import ALPHAS, DEV_PAIRS, GUARD_ITEMS, count_texts, release_guards
+from metaphrase.training.finishing import ALPHAS, encoded_texts, release_guards
 from metaphrase.training.planning import step_seconds
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs
@@ -102,8 +103,6 @@ TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
 FINE_TUNED = ("xnli", "xquad")
 #: The starter's settings: with its stored prompt, and without.
 PROMPTS = {"prompt": "auto", "plain": None}
-#: Bytes of a text of development data, for the estimate of the duration.
-TEXT_BYTES = 60
 #: Measurements of the time of a step.
 ROUNDS = 2
 
@@ -350,8 +349,8 @@ class Evidence:
 
     def with_prompts(self, model: SentenceTransformer) -> SentenceTransformer:
         """A merged encoder with the prompts of a merged release."""
-        if model is not self.start:
-            model.prompts = search_prompts(self.start.prompts)
+        model = shared_copy(model)
+        model.prompts = search_prompts(self.start.prompts)
         return model
 
     def encoder(self, cell: Cell, settings: Mapping[str, Any]) -> SentenceTransformer:
@@ -536,8 +535,10 @@ class Evidence:
             shutil.rmtree(self.work / "training" / "timed")
             return each * self.options.steps
         if stage == "alpha":
-            texts = count_texts("auto", 0, DEV_PAIRS) + 2 * GUARD_ITEMS * len(self.guard_digests) * len(ALPHAS)
-            return texts * TEXT_BYTES * self.byte_seconds
+            config = RunConfig(merge="auto", guard=[str(path) for path in self.guard_folders])
+            groups = encoded_texts(config, load_parallel_folder(Path(self.options.corpus), split="dev"), prompts=2)
+            size = sum(number * len("".join(texts).encode()) for texts, number in groups)
+            return size * self.byte_seconds
         benchmark = next(one for tier in self.tiers for one in tier if one.name == stage)
         return benchmark.work * self.byte_seconds
 

@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
 from metaphrase.encoders.loading import encoder_files, find_model, load_encoder, model_folder, origin_of, split_vectors
+from metaphrase.encoders.prompts import search_prompts
 from metaphrase.exceptions import MetaphraseError, MissingFileError, UsageError
 from metaphrase.merging import TaskVector, interpolate
 from metaphrase.modeling.functional import translation_ranking
@@ -359,6 +360,29 @@ def test_nothing_is_written_if_nothing_can_be_gained(base, aligned, dev, texts, 
     assert not (tmp_path / "out").exists()
 
 
+def test_an_encoder_without_a_prompt_gains_nothing_by_that(tiny_encoder, texts, bitext, tmp_path, capsys):
+    """The base counts with its better prompt: here none, with which it is perfect."""
+    sentences = [row["source"] for row in bitext]
+    pairs = [(a, b) for at, a in enumerate(sentences) for b in sentences[at + 1 :]][::2]
+    sides = (torch.from_numpy(tiny_encoder.encode([pair[side] for pair in pairs], prompt="")) for side in (0, 1))
+    scores = torch.nn.functional.cosine_similarity(*sides).tolist()
+    (tmp_path / "sts").mkdir()
+    lines = [f'"{a}","{b}",{score}\n' for (a, b), score in zip(pairs, scores, strict=True)]
+    (tmp_path / "sts" / "stsb-de-dev.csv").write_text("".join(lines), encoding="utf-8")
+    tiny_encoder.prompts = {"query": "the dog drinks milk and ", "document": "the cat "}
+    tiny_encoder.save_pretrained(str(tmp_path / "base"))
+    model = load_encoder(tmp_path / "base", device="cpu")
+    with torch.no_grad():
+        next(model[0].auto_model.encoder.parameters()).mul_(1 + 1e-6)
+    release(model, tmp_path / "tuned", recipe=None, prompts=search_prompts(model.prompts))
+    words = ["--alpha", "auto", "--dev", tmp_path / "sts", "--texts", texts, "-o", tmp_path / "out", "--json"]
+    command(tmp_path / "base", tmp_path / "tuned", *words)
+    start, *others = (point["gain"] for point in json.loads(capsys.readouterr().out)["curve"]["points"])
+    assert start["before"] == pytest.approx(100, abs=0.1)
+    assert start["after"] < 99  # with the prompt that the base stores
+    assert [row["difference"] for row in others] == pytest.approx([0] * 10, abs=0.1)
+
+
 def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
     cases = {
         "needs data that show the gain": ["--alpha", "auto"],
@@ -366,6 +390,7 @@ def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
         "have the same name": ["--alpha", "auto", "--dev", dev, "--guard", dev],
         "must be a number that is finite or 'auto'": ["--alpha", "most"],
         "no development data": ["--alpha", "auto", "--dev", tmp_path],
+        "Files of --texts have the same name": ["--alpha", "auto", "--dev", dev, "--texts", "a/de.txt", "b/de.txt"],
     }
     for said, words in cases.items():
         assert command(base, sw, "-o", tmp_path / "out", *words) == 2

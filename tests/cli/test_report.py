@@ -1,6 +1,7 @@
 import copy
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -237,6 +238,28 @@ def test_a_folder_that_is_no_run(tmp_path, finished, data, capsys):
     (finished / "modules.json").unlink()
     assert main(["report", str(finished), "--data", str(data)]) == 2
     assert "has no release" in capsys.readouterr().err
+
+
+def ability(verdict):
+    row = {"before": 100.0, "after": 95.0, "difference": -5.0, "interval": [-6.0, -3.5], "n": 40, "limit": 4.0}
+    return row | {"verdict": verdict, "holds": verdict == "kept", "languages": {"de": -5.0}}
+
+
+@pytest.mark.parametrize(("baseline", "shown"), [((), True), (("--baseline", "none"), False)])
+def test_abilities_and_the_verdict_are_shown(finished, data, quick, capsys, baseline, shown):
+    """The run measured them against the encoder before training, so they do not apply to another baseline."""
+    earlier = {"analysis": {"abilities": {"similarity structure": ability("uncertain")}}}
+    (finished / "report.json").write_text(json.dumps(earlier), encoding="utf-8")
+    assert main(["report", str(finished), "--data", str(data), "--resamples", "50", *baseline]) == 0
+    content = read(finished / "report")["analysis"]
+    page, printed = (finished / "report" / "report.html").read_text(encoding="utf-8"), capsys.readouterr().out
+    assert content["abilities"] == (earlier["analysis"]["abilities"] if shown else {})
+    assert bool(re.search(r"uncertain: [^;]*similarity structure", content["verdict"].lower())) == shown
+    assert "kept" not in content["verdict"]
+    assert content["verdict"] in page
+    assert content["verdict"] in " ".join(printed.split())
+    assert ("other abilities: similarity structure" in page) == shown
+    assert ("Other abilities, similarity structure, 1 languages" in printed) == shown
 
 
 @pytest.mark.long

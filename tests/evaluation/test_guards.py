@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -41,36 +42,86 @@ def guard(name: str, values) -> Guard:
     return Guard(name, lambda model: values[round(model.weight.item(), 1)])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     gains=st.lists(st.integers(-3, 3), min_size=11, max_size=11),
     held=st.lists(st.lists(st.booleans(), min_size=11, max_size=11), max_size=3),
 )
 def test_the_rule(linear, gains, held):
     base, vector = linear
-    rows = {alpha: row(gain if alpha else 0) for alpha, gain in zip(ALPHAS, gains, strict=True)}
+    gain_of = dict(zip(ALPHAS, gains, strict=True))
+    rows = {alpha: row(gain) | {"verdict": "better" if gain > 1 else "tie"} for alpha, gain in gain_of.items()}
     guards = [
-        guard(f"guard {at}", {alpha: row(0, ok or not alpha) for alpha, ok in zip(ALPHAS, one, strict=True)})
+        guard(f"guard {at}", {alpha: row(0, ok) for alpha, ok in zip(ALPHAS, one, strict=True)})
         for at, one in enumerate(held)
     ]
     curve = choose_alpha(base, vector, guard("dev", rows), guards)
-    best, gain = None, 0
-    nearest = ALPHAS[1]
-    for at, alpha in enumerate(ALPHAS):
-        if alpha and not all(one[at] for one in held):
+    allowed = [0.0] if all(one[0] for one in held) else []
+    for at, alpha in enumerate(ALPHAS[1:], 1):
+        if not all(one[at] for one in held):
             break
-        if alpha and gains[at] > gain:
-            best, gain = alpha, gains[at]
-        if alpha and gains[at] > rows[nearest]["difference"]:
-            nearest = alpha
-    assert (curve.alpha, curve.gains) == ((nearest, False) if best is None else (best, True))
+        allowed.append(alpha)
+    best = 0.0
+    for alpha in allowed:
+        if best not in allowed or gain_of[alpha] > gain_of[best]:
+            best = alpha
+    assert (curve.alpha, curve.gains) == (best, best in allowed and gain_of[best] > 0)
     said = str(curve)
-    assert said.startswith(f"Alpha {best:g} was chosen" if curve.gains else "Nothing can be gained without a loss: ")
-    assert curve.gains or said.count("alpha ") >= len(ALPHAS)  # the frontier
+    if curve.gains:
+        assert said.startswith(f"Alpha {best:g} was chosen: dev +{gain_of[best]}.0 ")
+        assert said.endswith("This gain may be due to chance.") == (gain_of[best] == 1)
+    else:
+        assert said.startswith(f"{curve.without_gain()} The release has alpha {best:g}, ")
+        assert curve.without_gain().startswith("Nothing can be gained without a loss: ")
+        assert curve.without_gain().count("alpha ") >= len(ALPHAS)  # the frontier
     assert [point["alpha"] for point in curve.points] == list(ALPHAS)
-    assert curve.chosen["gain"]["difference"] == (gain if curve.gains else rows[nearest]["difference"])
     assert AlphaCurve(**json.loads(json.dumps(curve.to_dict()))) == curve
     assert curve.rule == RULE
+
+
+@pytest.mark.parametrize(
+    ("gains", "held", "alpha", "said"),
+    [
+        ([0, 2, 3], [False, True, True], 1.0, "Alpha 1 was chosen: dev +3.0"),  # training makes up for debiasing
+        (
+            [-4, -2, 1],
+            [True, True, False],
+            0.5,
+            "at alpha 1, this guard does not hold: sts. * The release has alpha 0.5, which loses least of those whose",
+        ),
+        (
+            [-1, 2, 3],
+            [True, False, True],
+            0.0,
+            "at alpha 0.5, this guard does not hold: sts. * The release has alpha 0, the encoder before training.",
+        ),
+        (
+            [1, -2, -3],
+            [False, True, True],
+            0.5,
+            "at alpha 0, this guard does not hold: sts. * has alpha 0.5, which loses",
+        ),
+        (
+            [0, 2, 3],
+            [False, False, False],
+            0.0,
+            "at alpha 0.5, this guard does not hold: sts. * has alpha 0, the encoder",
+        ),
+        (
+            [0, -2, -3],
+            [True, True, False],
+            0.0,
+            "loss: no alpha gains anything on dev. Gain * The release has alpha 0, ",
+        ),
+    ],
+)
+def test_the_choice_in_words(linear, gains, held, alpha, said):
+    alphas = (0.0, 0.5, 1.0)
+    gain = guard("dev", {at: row(one) | {"verdict": "better"} for at, one in zip(alphas, gains, strict=True)})
+    sts = guard("sts", {at: row(0, one) for at, one in zip(alphas, held, strict=True)})
+    curve = choose_alpha(*linear, gain, [sts], alphas=alphas)
+    assert curve.alpha == alpha
+    assert re.search(".*".join(map(re.escape, said.split("*"))), str(curve))
 
 
 def moved(model, by: float):
@@ -168,6 +219,8 @@ def test_folders_with_labels(tiny_encoder, tmp_path, bitext, kind):
         else:
             assert not halves[0] & halves[1]
             assert halves[0] | halves[1] == set(items(whole.sets[language]))
+    assert set(whole.texts) >= {text for one in whole.sets.values() for text in items(one)}
+    assert len(set(whole.texts)) == len(whole.texts) <= 4 * len(bitext)
     few = load_guard_data(tmp_path, max_items=4)
     assert {len(items(one)) for one in few.sets.values()} == {4}
     row = data_guard(tiny_encoder, few, prompts=["x: "]).measure(tiny_encoder)

@@ -153,6 +153,9 @@ def test_retention_of_other_abilities_is_a_row_of_its_own(card, tmp_path):
     assert cells(row) == ["other abilities: similarity structure", *numbers]
     numbers[-3:] = ["", "worse", "sw -20.0, th -13.0, de -3.0"]
     assert cells(labelled) == ["other abilities: stsb", *numbers]
+    assert "both without the directions" not in text
+    card.debias = {"directions": 20}
+    assert "both without the directions that the model projects out" in written(card, tmp_path).text
 
 
 def test_leakage_is_told_or_said_to_be_unknown(card, tmp_path):

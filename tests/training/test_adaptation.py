@@ -6,7 +6,6 @@ from metaphrase.cli.options import parse
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.exceptions import UsageError
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
-from metaphrase.training.finishing import count_texts
 from metaphrase.training.planning import Plan
 from metaphrase.training.results import RunResult
 
@@ -98,8 +97,3 @@ def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="runs in one process"):
         Adaptation(AdaptationConfig(corpus=["x.tsv"], languages=["sw"]))
-
-
-def test_the_choice_of_alpha_takes_time():
-    fixed, chosen, debiased = (count_texts(merge, k, 100) for merge, k in ((0.5, 0), ("auto", 0), ("auto", 20)))
-    assert 500 < fixed < chosen - 1200 < debiased - 1200 - 3000

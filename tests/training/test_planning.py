@@ -8,7 +8,14 @@ import torch
 from metaphrase.corpus import load_corpus
 from metaphrase.io.digests import model_hash
 from metaphrase.training import planning
-from metaphrase.training.planning import EPOCHS, batch_size_for, faster_precision, make_plan, step_seconds
+from metaphrase.training.planning import (
+    EPOCHS,
+    batch_size_for,
+    encoding_seconds,
+    faster_precision,
+    make_plan,
+    step_seconds,
+)
 from metaphrase.training.recipe import Recipe
 
 PLAN = {
@@ -53,6 +60,18 @@ def test_the_plan_fits_into_memory():
 def test_small_corpora_have_small_batches():
     sizes = [batch_size_for(n) for n in (100, 1000, 4000)]
     assert sizes == sorted(sizes) == [16, 32, 64]
+
+
+def test_measurements_take_the_time_of_their_texts(tiny_encoder, monkeypatch):
+    """Long texts that are encoded often count as often."""
+    clock = [0.0]
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(
+        planning, "encode_texts", lambda model, texts: clock.__setitem__(0, clock[0] + sum(map(len, texts)))
+    )
+    groups = [([f"{at:03}" for at in range(500)], 1), ([f"{at:0100}" for at in range(50)], 20)]
+    wanted = 500 * 3 + 50 * 20 * 100
+    assert encoding_seconds(tiny_encoder, groups, seed=0) == pytest.approx(wanted, rel=0.25)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

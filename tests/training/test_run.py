@@ -192,6 +192,31 @@ def test_an_adapter_that_does_not_exist_cannot_be_kept(execute):
         execute(keep_adapter=True)
 
 
+@pytest.mark.parametrize("other", [{"merge": 0.5}, {"merge": "auto", "dev": ["dev"]}, {"debias": 5}])
+def test_an_adapter_that_is_not_released_cannot_be_kept(execute, monkeypatch, other):
+    monkeypatch.delattr(run_module, "load_encoder")
+    with pytest.raises(
+        UsageError, match="--keep_adapter keeps the adapter of the trained encoder, but with --merge or"
+    ):
+        execute(keep_adapter=True, **other)
+
+
+@pytest.mark.long
+def test_the_curve_and_the_report_of_an_earlier_run_are_deleted(execute):
+    first = execute(recipe="tr", max_steps=1)
+    for name in ("alpha.json", "alpha.png"):
+        (first.output / name).write_text("{}")
+    earlier = {path.name for path in first.output.iterdir()}
+    assert earlier >= {"alpha.json", "alpha.png", "report.json", "report.html"}
+    second = execute(recipe="tr", max_steps=1, test=[], merge=0.5)
+    assert earlier - {path.name for path in second.output.iterdir()} >= {
+        "alpha.json",
+        "alpha.png",
+        "report.json",
+        "report.html",
+    }
+
+
 def read_retention(result):
     kept = json.loads((result.output / baseline.BASELINE).read_text())["results"]
     return {name.removeprefix("others "): one for name, one in kept.items() if name.startswith("others ")}

@@ -45,3 +45,8 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     for name, one in report["analysis"]["retention"].items():
         title = f"{name}, {len(one['languages'])} languages not trained on"
         yield effect_line(title, one["pooled"], one["limit"], one["verdict"])
+    for name, one in report["analysis"]["abilities"].items():
+        title = f"Other abilities, {name}, {len(one['languages'])} languages"
+        yield effect_line(title, one, one.get("limit"), one["verdict"])
+    if verdict := report["analysis"]["verdict"]:
+        yield Text(verdict)

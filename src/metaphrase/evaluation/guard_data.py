@@ -6,8 +6,9 @@ files or, if it has only one of them, every other item.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -51,6 +52,12 @@ class LabelledData:
     sets: Mapping[str, Any]
     evaluate: Callable[..., Result]
 
+    @property
+    def texts(self) -> list[str]:
+        """The distinct texts that an encoder embeds in a measurement, for the kinds of data that `load_guard_data` reads."""
+        kind = next(kind for kind in _KINDS if kind.evaluate is self.evaluate)
+        return list(dict.fromkeys(chain.from_iterable(map(kind.texts, self.sets.values()))))
+
 
 def load_guard_data(
     folder: str | Path, part: Part = "dev", *, halved: bool = False, max_items: int = 300
@@ -91,13 +98,16 @@ def load_guard_data(
 
 
 class _Kind(NamedTuple):
-    """A kind of data: the parts that a folder has, how one is read, measured, counted, and some of its items picked."""
+    """A kind of data: the parts that a folder has, how one is read, measured, counted, and some of its items picked; its
+    texts.
+    """
 
     parts: Callable[[Path], Collection[str]]
     load: Callable[[Path, str], Mapping[str, Any]]
     evaluate: Callable[..., Result]
     size: Callable[[Any], int]
     pick: Callable[[Any, Sequence[int]], Any]
+    texts: Callable[[Any], Iterable[str]]
 
 
 def _matching(pattern: str, *parts: str) -> Callable[[Path], set[str]]:
@@ -132,6 +142,7 @@ _KINDS = (
         evaluate_sts,
         lambda one: len(one.scores),
         STSSet.rows,
+        lambda one: (*one.first, *one.second),
     ),
     _Kind(
         lambda folder: _matching("*-en.{}.tsv*", "dev", "test")(folder) or _matching("*-en{}.tsv*", "")(folder),
@@ -139,6 +150,7 @@ _KINDS = (
         evaluate_retrieval,
         lambda one: len(one.sources),
         ParallelSet.rows,
+        lambda one: (*one.sources, *one.targets),
     ),
     _Kind(
         lambda folder: {"dev", "test"} & topic_files(folder).get(ENGLISH, {}).keys(),
@@ -146,6 +158,7 @@ _KINDS = (
         evaluate_topics,
         lambda one: len(one.split) - one.split.count("train"),
         _topics_at,
+        lambda one: one.texts,
     ),
     _Kind(
         lambda folder: question_files(folder).keys(),
@@ -153,5 +166,6 @@ _KINDS = (
         evaluate_monolingual_answers,
         lambda one: len(one.ids),
         AnswerSet.chosen,
+        lambda one: (*one.questions, *one.sentences),
     ),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, takewhile
+from operator import itemgetter
 from typing import Any, Literal, Unpack
 
 from numpy.typing import NDArray
@@ -31,10 +32,11 @@ MAX_STRUCTURE_LOSS = 4.0
 ALPHAS = tuple(at / 10 for at in range(11))
 STRUCTURE = "similarity structure"
 RULE = (
-    "The chosen alpha has the largest gain on the development data among those whose guards hold, at this alpha and at all "
-    "smaller ones. If none of these gains anything, it is the one that loses least; without such an alpha, the smallest. A "
-    "guard with labels holds unless the 95 % interval of its difference to the base lies below zero; "
-    f"{STRUCTURE} holds if its whole interval lies above a red line."
+    "An alpha is allowed if its guards hold and, for an alpha above 0, those of all smaller ones above 0. The chosen alpha "
+    "has the largest gain on the development data among the allowed ones. If none of these gains anything, it is the one "
+    "that loses least; without an allowed alpha, it is 0. A guard with labels holds unless the 95 % interval of its "
+    f"difference to the base lies below zero; {STRUCTURE}, compared without the directions that the encoder projects out, "
+    "holds if its whole interval lies above a red line."
 )
 
 
@@ -57,11 +59,13 @@ class AlphaCurve:
     """Gain and cost of a task vector at several weights.
 
     Attributes:
-        alpha: The chosen weight. If none gains anything without a loss, the smallest one that gains anything; 0 if none.
+        alpha: The chosen weight. If none gains anything without a loss, the one that loses least of those whose guards hold;
+            0 if there is none.
         gain: Name of the data of the gain.
         points: For each weight its ``alpha``, its ``gain``, its ``guards`` by name, as `Guard.measure` returns them, and
             whether all of them ``hold``.
-        gains: Whether the weight gains something, and all guards hold.
+        gains: Whether the weight gains something, and all guards hold. The gain may be due to chance: its verdict is then
+            ``"tie"``.
         rule: How the weight was chosen.
     """
 
@@ -82,11 +86,19 @@ class AlphaCurve:
 
     def __str__(self) -> str:
         """The choice in words; if nothing can be gained without a loss, with gain and cost of each weight."""
-        if self.gains:
-            return f"Alpha {self.alpha:g} was chosen: {self._changes(self.chosen)}."
-        point = next((point for point in self.points if not point["holds"]), None)
-        reason = f"no alpha finds more on {self.gain}"
-        if point is not None:
+        if not self.gains:
+            why = "which loses least of those whose guards hold" if self.alpha else "the encoder before training"
+            return f"{self.without_gain()} The release has alpha {self.alpha:g}, {why}."
+        chance = "" if self.chosen["gain"]["verdict"] == "better" else " This gain may be due to chance."
+        return f"Alpha {self.alpha:g} was chosen: {self._changes(self.chosen)}.{chance}"
+
+    def without_gain(self) -> str:
+        """Why nothing can be gained without a loss, with gain and cost of each weight, in words."""
+        reason = f"no alpha gains anything on {self.gain}"
+        gaining = [point["alpha"] for point in self.points if point["gain"]["difference"] > 0]
+        broken = [point for point in self.points if not point["holds"] and (point["alpha"] or not any(gaining))]
+        if gaining and broken:
+            point = broken[0]
             lost = ", ".join(name for name, row in point["guards"].items() if not row["holds"])
             reason = f"at alpha {point['alpha']:g}, this guard does not hold: {lost}"
         frontier = "; ".join(f"alpha {point['alpha']:g}: {self._changes(point)}" for point in self.points)
@@ -213,7 +225,7 @@ def choose_alpha(
         gain: Measurement that should improve.
         guards: Measurements that must not get worse.
         alphas: The weights.
-        finish: Applied to a merged encoder before it is measured, as before its release.
+        finish: Applied to a merged encoder before it is measured, as before its release; with weight 0 to the base.
         advance: Called with 1 after each weight.
     """
     points: list[dict[str, Any]] = []
@@ -223,9 +235,7 @@ def choose_alpha(
         holds = all(row["holds"] for row in rows.values())
         points.append({"alpha": alpha, "gain": gain.measure(model), "guards": rows, "holds": holds})
         advance(1)
-    holding = list(takewhile(lambda point: point["holds"], points))
-    allowed = [point for point in holding if point["gain"]["difference"] > 0]
-    changed = [point for point in points if point["alpha"]]
-    candidates = allowed or [point for point in holding if point["alpha"]] or changed[:1] or points
-    best = max(candidates, key=lambda point: point["gain"]["difference"])
-    return AlphaCurve(best["alpha"], gain.name, points, gains=bool(allowed))
+    # `finish` alone may break a guard, as by removing directions: alpha 0 does not decide about the others.
+    allowed = [*filter(itemgetter("holds"), points[:1]), *takewhile(itemgetter("holds"), points[1:])]
+    best = max(allowed or points[:1], key=lambda point: point["gain"]["difference"])
+    return AlphaCurve(best["alpha"], gain.name, points, gains=best["holds"] and best["gain"]["difference"] > 0)

@@ -72,7 +72,9 @@ def overall_verdict(
     retained: Mapping[str, Mapping[str, Any]],
     abilities: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """What a model is better and worse at than before, as one sentence. Something is called kept only if nothing is worse.
+    """What a model is better and worse at than before, as one sentence.
+
+    Something is called kept only if nothing is worse or uncertain.
 
     The arguments are outputs of `compare` and `retention` by test set, and rows of guards
     (`metaphrase.evaluation.guards.Guard.measure`) by their names.
@@ -80,6 +82,8 @@ def overall_verdict(
     >>> swahili, others = {"pooled": {"verdict": "better"}}, {"verdict": "kept"}
     >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"stsb": {"verdict": "worse"}})
     'Better at udhr; worse at stsb.'
+    >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"similarity structure": {"verdict": "uncertain"}})
+    'Better at udhr; uncertain: similarity structure.'
     >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"similarity structure": {"verdict": "kept"}})
     'Better at udhr; kept: other languages (udhr), similarity structure.'
     """
@@ -96,7 +100,7 @@ def overall_verdict(
     parts: dict[str, list[str]] = {verdict: [] for verdict in words}
     for name, verdict in verdicts.items():
         parts["worse" if verdict == "lost" else verdict].append(name)
-    if parts["worse"]:
+    if parts["worse"] or parts["uncertain"]:
         del parts["kept"]
     sentence = "; ".join(f"{words[verdict]}{', '.join(names)}" for verdict, names in parts.items() if names)
     return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""

@@ -126,7 +126,8 @@ class MergeOptions:
     )
     prompt: str | None = option(
         "auto",
-        "With --alpha auto: text before each sentence. 'auto' is the query prompt that the base stores, 'none' is no prompt.",
+        "With --alpha auto: text before each sentence. 'auto' is the prompt that each encoder stores for it, 'none' is no "
+        "prompt. On --dev and --guard, the base is also measured without a prompt, and its better result counts.",
     )
     batch_size: Count = option(32, "With --alpha auto: sentences per forward pass.")
 
@@ -229,7 +230,7 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
     texts = {language: one[: options.max_items] for language, one in texts.items()}
     guards = [structure_guard(base, texts, max_loss=options.max_structure_loss, **encoding)]
     gain, *others = (
-        data_guard(base, load_guard_data(folder, max_items=options.max_items), **encoding)
+        data_guard(base, load_guard_data(folder, max_items=options.max_items), prompts=[None], **encoding)
         for folder in (str(options.dev), *options.guard)
     )
     advance = begin("Measuring alpha from 0 to 1", len(ALPHAS))
@@ -272,6 +273,12 @@ def _write(
             draft.publish()
 
 
+def remove_curve(folder: Path) -> None:
+    """Delete a curve and its plot from a folder."""
+    for file in (folder / CURVE, (folder / CURVE).with_suffix(".png")):
+        file.unlink(missing_ok=True)
+
+
 def write_curve(curve: AlphaCurve, folder: Path | None, path: str | Path | None = None) -> None:
     """Write a curve as JSON to a file, or to a folder, with its plot next to it."""
     if path is not None or folder is not None:
@@ -301,6 +308,15 @@ def _check(options: MergeOptions) -> None:
             raise UsageError(
                 f"--vector {options.vector} is in the folder of the encoder, {options.output_dir}. Write it elsewhere."
             )
+    _check_choice(options)
+    read: list[Path] = [*map(Path, (*options.models, *options.texts))]
+    read += chain.from_iterable(map(encoder_files, options.models))
+    plot = Path(options.curve).with_suffix(".png") if options.curve else None
+    check_files([options.vector, options.curve, plot], [path for path in read if path.is_file()])
+
+
+def _check_choice(options: MergeOptions) -> None:
+    """Refuse data that are missing, not used or not told apart when alpha is chosen."""
     auto = options.alpha == "auto"
     if auto and options.dev is None:
         raise UsageError("--alpha auto needs data that show the gain. Pass a folder of development sets with --dev.")
@@ -313,10 +329,11 @@ def _check(options: MergeOptions) -> None:
         raise UsageError(
             f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one, so that their results differ."
         )
-    read: list[Path] = [*map(Path, (*options.models, *options.texts))]
-    read += chain.from_iterable(map(encoder_files, options.models))
-    plot = Path(options.curve).with_suffix(".png") if options.curve else None
-    check_files([options.vector, options.curve, plot], [path for path in read if path.is_file()])
+    names = [Path(path).name for path in options.texts]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"Files of --texts have the same name: {', '.join(options.texts)}. Rename one, or join those of one language."
+        )
 
 
 def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
@@ -403,8 +420,8 @@ def describe(result: Merge) -> Sequence[str]:
     """Sentences about what was written."""
     sentences = []
     if result.curve is not None:
-        nothing = "" if result.curve["gains"] else " Nothing was written."
-        sentences.append(f"{AlphaCurve(**result.curve)}{nothing}")
+        curve = AlphaCurve(**result.curve)
+        sentences.append(str(curve) if curve.gains else f"{curve.without_gain()} Nothing was written.")
     if result.output_dir is not None:
         sentences.append(
             f"Wrote {result.output_dir}: {result.base} plus {alpha_in_words(result.alpha)} times what training changed. "

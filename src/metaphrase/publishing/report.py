@@ -183,6 +183,12 @@ def write_report(
     return replace_text(folder / "report.html", _page(report))
 
 
+def remove_report(folder: Path) -> None:
+    """Delete the two files of a report from a folder."""
+    for name in ("report.json", "report.html"):
+        (folder / name).unlink(missing_ok=True)
+
+
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(

@@ -26,7 +26,7 @@ from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder, encoder_settings
 from metaphrase.evaluation.guards import AlphaCurve
-from metaphrase.evaluation.retention import retention
+from metaphrase.evaluation.retention import collapse_in_words, overall_verdict, retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
@@ -157,14 +157,20 @@ def report_run(
         | {"models": {side: describe_model(result) for side, result in pair.items()}}
         for name, pair in others.items()
     }
+    before = {name: one["before"] for name, one in results.items()} if "before" in subjects else None
+    after = {name: one["after"] for name, one in results.items()}
+    analyses["abilities"] = _abilities(earlier) if before and subjects["before"].name == facts["model"] else {}
+    analyses["verdict"] = collapse_in_words(before or {}, after) or overall_verdict(
+        comparisons, analyses["retention"], analyses["abilities"]
+    )
     if curve is not None:
         analyses["alpha"] = curve.to_dict()
     analyses["cost"] = _cost(subjects, command, time.perf_counter() - started)
     page = write_report(
         claim_folder(output),
         title=earlier.get("title") or f"{facts['model']} trained with {facts['recipe']['name']}",
-        before={name: one["before"] for name, one in results.items()} if "before" in subjects else None,
-        after={name: one["after"] for name, one in results.items()},
+        before=before,
+        after=after,
         comparisons=comparisons,
         run=facts,
         usage=earlier.get("usage") or usage_lines(folder, sorted(trained)),
@@ -260,10 +266,16 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], set[str], dict[str, Any], A
     with damage_in(folder / "report.json"):
         earlier = _read_json(folder / "report.json") or {}
         default_folders(earlier)
+        overall_verdict({}, {}, _abilities(earlier))  # reads its rows
     with damage_in(folder / CURVE):
         curve = None if (content := _read_json(folder / CURVE)) is None else AlphaCurve(**content)
         str(curve)  # reads its rows
     return facts, trained, earlier, curve
+
+
+def _abilities(earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Abilities other than retrieval of translations, as the run measured them against the encoder before training."""
+    return dict(earlier.get("analysis", {}).get("abilities", {}))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

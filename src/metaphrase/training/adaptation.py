@@ -23,6 +23,7 @@ from transformers import EarlyStoppingCallback
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
 from metaphrase.corpus.codes import split_languages
+from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
@@ -43,8 +44,8 @@ from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
 from metaphrase.training.configuration import RunConfig, flags_of
 from metaphrase.training.demo import demo_settings
-from metaphrase.training.finishing import count_texts
-from metaphrase.training.planning import PATIENCE, Plan, plan_run
+from metaphrase.training.finishing import encoded_texts
+from metaphrase.training.planning import PATIENCE, Plan, count_prompts, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.results import RunResult
 from metaphrase.training.run import Inputs, TrainingRun
@@ -269,6 +270,10 @@ class Adaptation:
         """Plan the run and log the plan."""
         assert inputs.encoder is not None
         assert inputs.corpus is not None
+        release = RunConfig(merge=self.config.merge, guard=self.config.guard, debias=self.config.debias)
+        dev, tests = inputs.dev or {}, inputs.tests or {}
+        if release.debias:  # its directions are estimated on the other articles
+            tests = {name: articles_of(sets, "even") for name, sets in tests.items()}
         plan = plan_run(
             inputs.encoder,
             Recipe.load(recipe),
@@ -276,11 +281,9 @@ class Adaptation:
             pairs=training_pairs(splits),
             minutes=self.config.minutes,
             seed=self.config.seed,
-            dev=inputs.dev or {},
-            tests=inputs.tests or {},
-            further_texts=count_texts(
-                self.config.merge, self.config.debias, sum(len(one.dev) for one in splits.values())
-            ),
+            dev=dev,
+            tests=tests,
+            further=encoded_texts(release, dev, prompts=count_prompts(inputs.encoder)),
         )
         log_plan(splits, replayed, plan)
         return plan

@@ -28,6 +28,11 @@ def check(config: RunConfig, *, dev: Collection[str] | None = None, tests: Colle
         raise UsageError("A stream has no length: pass --max_steps.")
     if config.lora_rank is not None and find_spec("peft") is None:
         raise MissingExtraError(f"--lora_rank requires PEFT: {install_command('peft')}.")
+    if config.keep_adapter and (config.merge is not None or config.debias):
+        raise UsageError(
+            "--keep_adapter keeps the adapter of the trained encoder, but with --merge or --debias another encoder is "
+            "released. Omit --keep_adapter, or omit --merge and --debias."
+        )
     if config.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
     if config.merge == "auto" and not (config.dev if dev is None else dev):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
 from metaphrase.merging import TaskVector
+from metaphrase.mining.bulk import distinct_texts
 from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
 from metaphrase.publishing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
@@ -64,19 +65,23 @@ def release_guards(original: SentenceTransformer, config: RunConfig, part: Part)
 
     Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text.
     """
-    texts = structure_texts(english=100, articles="odd" if part == "dev" else "even")
-    folders = [load_guard_data(folder, part, halved=True, max_items=GUARD_ITEMS) for folder in config.guard]
-    guards = (data_guard(original, one, prompt="auto", prompts=[None]) for one in folders)
-    return [structure_guard(original, texts), *guards]
+    guards = (data_guard(original, one, prompt="auto", prompts=[None]) for one in _guard_data(config, part))
+    return [structure_guard(original, _structure_texts(part)), *guards]
 
 
-def count_texts(merge: Any, directions: int, dev_pairs: int) -> int:
-    """Number of texts that `finish` and `release_guards` encode, without folders of guards; about as long as dev pairs."""
-    structure = sum(map(len, structure_texts(english=100, articles="even").values()))
-    languages = parallel_texts() if directions else {}
-    each = 2 * min(dev_pairs, DEV_PAIRS) + structure + TEXTS * len(languages)
-    chosen = (len(ALPHAS) + 1) * each if merge == "auto" else 0
-    return chosen + 2 * structure + sum(map(len, languages.values()))
+def encoded_texts(config: RunConfig, dev: Mapping[str, ParallelSet], *, prompts: int) -> list[tuple[list[str], int]]:
+    """Groups of texts that `finish` and the guards of a release encode, and how often each group is encoded.
+
+    ``prompts`` is the number of prompts that the original encoder is measured with.
+    """
+    texts = parallel_texts() if config.debias else {}
+    groups = [(_distinct(_structure_texts("test")), 2)]  # before and after training
+    groups += [(data.texts, prompts + 1) for data in _guard_data(config, "test")]
+    if config.merge == "auto":
+        groups.append((_distinct(_structure_texts("dev")), 1 + len(ALPHAS)))
+        groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
+        groups.append((_distinct(_sample(texts)), len(ALPHAS)))
+    return [*groups, (_distinct(texts), 1)]
 
 
 def finish(
@@ -123,16 +128,38 @@ def _choose(
     dev: Mapping[str, ParallelSet],
 ) -> AlphaCurve:
     """Choose the weight by its gain on the dev pairs, under guards."""
-    sample = {language: spread(one, TEXTS) for language, one in texts.items()}
+    sample = _sample(texts)
 
     def finished(model: SentenceTransformer) -> SentenceTransformer:
-        model = debias(model, sample, config.debias)[0] if config.debias else model
-        if model is not start:
-            model.prompts = search_prompts(start.prompts)
+        model = debias(model, sample, config.debias)[0] if config.debias else shared_copy(model)
+        model.prompts = search_prompts(start.prompts)
         return model
 
+    gain = data_guard(start, _gain_data(dev), prompt="auto", prompts=[None])
+    return choose_alpha(start, vector, gain, release_guards(start, config, "dev"), alphas=ALPHAS, finish=finished)
+
+
+def _structure_texts(part: Part) -> dict[str, list[str]]:
+    return structure_texts(english=100, articles="odd" if part == "dev" else "even")
+
+
+def _guard_data(config: RunConfig, part: Part) -> list[LabelledData]:
+    return [load_guard_data(folder, part, halved=True, max_items=GUARD_ITEMS) for folder in config.guard]
+
+
+def _gain_data(dev: Mapping[str, ParallelSet]) -> LabelledData:
+    """The dev pairs that show the gain of a weight."""
     pairs = {}
     for language, one in dev.items():
         pairs[language] = one.rows(spread(range(len(one.sources)), max(20, DEV_PAIRS // len(dev))))
-    gain = data_guard(start, LabelledData("dev", pairs, evaluate_retrieval), prompt="auto", prompts=[None])
-    return choose_alpha(start, vector, gain, release_guards(start, config, "dev"), alphas=ALPHAS, finish=finished)
+    return LabelledData("dev", pairs, evaluate_retrieval)
+
+
+def _distinct(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """The distinct texts of all languages, each of which is encoded once."""
+    return distinct_texts(texts.values())[0]
+
+
+def _sample(texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Some of the texts of each language, on which directions are estimated for each weight."""
+    return {language: spread(one, TEXTS) for language, one in texts.items()}

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -85,25 +85,26 @@ def plan_run(
     seed: int,
     dev: Mapping[str, ParallelSet],
     tests: Mapping[str, Mapping[str, ParallelSet]],
-    further_texts: int = 0,
+    further: Sequence[tuple[Sequence[str], int]] = (),
 ) -> Plan:
-    """Time a step and the encoding of texts on this machine, and plan a run that encodes further texts after training."""
+    """Time a step and the encoding of texts on this machine, and plan a run.
+
+    ``further`` are groups of texts that the run also encodes, and how often each group is encoded.
+    """
     encoder: Any = model[0].auto_model
     config = encoder.config
     cuda = model.device.type == "cuda"
     memory = float(torch.cuda.mem_get_info()[0]) if cuda else free_memory()
     rows = len(corpus.dataset)
     size = min(batch_size_for(rows), rows)
-    dev_texts = texts_of(dev)
-    test_texts = [text for sets in tests.values() for text in texts_of(sets)]
     # Test sets are measured after training and, with each prompt, before it.
-    test_passes = 2 + bool(resolve_prompt(model, "auto"))
-    measured = EVALUATIONS * len(dev_texts) + test_passes * len(test_texts) + further_texts
+    groups: list[tuple[Sequence[str], int]] = [(texts_of(dev), EVALUATIONS), *further]
+    groups += [(texts_of(sets), 1 + count_prompts(model)) for sets in tests.values()]
     return make_plan(
         pairs=pairs,
         replayed=rows - pairs,
         step=faster_precision(model, recipe, corpus, size, freeze=not cuda, seed=seed),
-        measuring_seconds=measured * text_seconds(model, dev_texts + test_texts, seed=seed),
+        measuring_seconds=encoding_seconds(model, groups, seed=seed),
         minutes=minutes,
         memory=memory,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
@@ -179,13 +180,23 @@ def texts_of(sets: Mapping[str, ParallelSet]) -> list[str]:
     return distinct_texts(side for one in sets.values() for side in (one.sources, one.targets))[0]
 
 
-def text_seconds(model: SentenceTransformer, texts: list[str], *, seed: int) -> float:
-    """Time the encoding of a text, as the mean over a sample, after a warm-up."""
-    chosen = random.Random(seed).sample(texts, min(TIMED_TEXTS, len(texts)))
+def count_prompts(model: SentenceTransformer) -> int:
+    """Number of prompts that an original encoder is measured with: none, and the query prompt that it stores."""
+    return 1 + bool(resolve_prompt(model, "auto"))
+
+
+def encoding_seconds(model: SentenceTransformer, groups: Sequence[tuple[Sequence[str], int]], *, seed: int) -> float:
+    """Estimate the seconds to encode groups of texts, each a number of times, from the time of a sample, after a warm-up.
+
+    A text is as likely to be in the sample as it is often encoded, as groups differ in the length of their texts.
+    """
+    texts = [text for group, _ in groups for text in group]
+    times = [number for group, number in groups for _ in group]
+    chosen = random.Random(seed).choices(texts, times, k=TIMED_TEXTS)
     encode_texts(model, chosen[:2])
     start = time.perf_counter()
     encode_texts(model, chosen)
-    return (time.perf_counter() - start) / len(chosen)
+    return (time.perf_counter() - start) / len(chosen) * sum(times)
 
 
 @contextmanager

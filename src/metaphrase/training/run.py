@@ -40,9 +40,10 @@ from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.examples import usage_by_language, usage_lines
 from metaphrase.publishing.hub import push
+from metaphrase.publishing.merging import remove_curve
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE, release, release_languages
-from metaphrase.publishing.report import write_report
+from metaphrase.publishing.report import remove_report, write_report
 from metaphrase.training.arguments import check_best_metric, check_trackers
 from metaphrase.training.baseline import (
     Baseline,
@@ -304,7 +305,12 @@ class TrainingRun:
         }
 
     def finish(self, facts: dict[str, Any]) -> None:
-        """Merge the trained encoder with the original one and remove language identity, if configured."""
+        """Merge the trained encoder with the original one and remove language identity, if configured.
+
+        What describes the release of an earlier run in the output folder is deleted.
+        """
+        remove_curve(self.output)
+        remove_report(self.output)
         finished = finish(
             self.encoder, self.config, pooling=self.recipe.pooling, dev=self.dev, show_progress=self._show_progress
         )

@@ -1,0 +1,103 @@
+"""Each weight is measured in the form of the release, and the texts of all measurements are counted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from metaphrase import RunConfig
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.prompts import search_prompts
+from metaphrase.evaluation.guards import AlphaCurve
+from metaphrase.merging.projection import find_projection
+from metaphrase.training import finishing
+from metaphrase.training.finishing import ALPHAS, encoded_texts, finish, release_guards
+from metaphrase.training.planning import count_prompts
+
+PROMPTS = {"query": "ask: ", "passage": "tell: "}
+
+
+@pytest.fixture
+def start(tiny_encoder, tmp_path) -> Path:
+    """The folder of an encoder that stores prompts."""
+    tiny_encoder.prompts = dict(PROMPTS)
+    tiny_encoder.save_pretrained(str(tmp_path / "start"))
+    return tmp_path / "start"
+
+
+@pytest.fixture
+def trained(start) -> SentenceTransformer:
+    """The encoder after training, which has no prompts."""
+    model = load_encoder(start, device="cpu")
+    with torch.no_grad():
+        for parameter in model[0].auto_model.encoder.parameters():
+            parameter.mul_(1.01)
+    model.prompts = {}
+    return model
+
+
+@pytest.fixture
+def dev(bitext) -> dict[str, ParallelSet]:
+    return {"de": ParallelSet("de", *(tuple(row[side] for row in bitext) for side in ("source", "target")))}
+
+
+@pytest.fixture
+def small(bitext, monkeypatch) -> None:
+    """Few texts for similarity structure and directions."""
+    texts = {"de": [row["source"] for row in bitext], "en": [row["target"] for row in bitext]}
+    monkeypatch.setattr(finishing, "structure_texts", lambda **_: texts)
+    parallel = {str(at): [f"{row['source']} {at}", row["target"]] for at, row in enumerate(bitext[:12])}
+    monkeypatch.setattr(finishing, "parallel_texts", lambda: parallel)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("directions", [0, 5])
+def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev, tmp_path, monkeypatch, directions):
+    measured = []
+
+    def choose(base, vector, gain, guards, *, alphas, finish):
+        measured.extend(finish(vector.apply(base, alpha) if alpha else base) for alpha in alphas)
+        assert base.prompts == {**base.prompts, **PROMPTS}
+        return AlphaCurve(0.5, "dev", [{"alpha": 0.5, "gain": gain.measure(measured[0]), "guards": {}, "holds": True}])
+
+    monkeypatch.setattr(finishing, "choose_alpha", choose)
+    config = RunConfig(model=str(start), merge="auto", debias=directions, output_dir=str(tmp_path))
+    finish(trained, config, pooling="cls", dev=dev)
+    assert len(measured) == len(ALPHAS)
+    for model in measured:
+        assert model.prompts == search_prompts(PROMPTS)
+        assert (find_projection(model) is not None) == bool(directions)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("merge", "directions", "guarded"), [("auto", 0, False), ("auto", 5, True), (0.5, 5, True), (None, 0, True)]
+)
+def test_the_texts_of_all_measurements_are_counted(
+    start, trained, dev, bitext, tmp_path, monkeypatch, merge, directions, guarded
+):
+    guard = tmp_path / "sts"
+    guard.mkdir()
+    rows = [f'"{one["source"]}","{other["source"]}",{at}\n' for at, (one, other) in enumerate(pairwise(bitext))]
+    (guard / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
+    encoded = []
+    encode = SentenceTransformer.encode
+    monkeypatch.setattr(
+        SentenceTransformer,
+        "encode",
+        lambda self, texts, **options: encoded.extend(texts) or encode(self, texts, **options),
+    )
+    original = load_encoder(start, device="cpu")
+    settings = {"model": str(start), "merge": merge, "debias": directions, "output_dir": str(tmp_path)}
+    config = RunConfig(**settings, guard=[str(guard)] if guarded else [])
+    guards = release_guards(original, config, "test")
+    released = finish(trained, config, pooling="cls", dev=dev).encoder
+    for one in guards:
+        one.measure(released)
+    groups = encoded_texts(config, dev, prompts=count_prompts(original))
+    assert len(encoded) == sum(number * len(texts) for texts, number in groups) > 0
