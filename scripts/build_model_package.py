@@ -2,7 +2,7 @@
 
     python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
 
-The folder's name is that of the model. The same release results in the same files, whatever was there before; the version is
+The folder is named after the model. The same release results in the same files, whatever was there before; the version is
 that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the release's own card and from
 ``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is written to ``model_cards/``.
 """
@@ -187,7 +187,7 @@ In a clone of metaphrase, with the versions in `constraints.txt`:
 LIMITS = (
     "The training text is {origin}, mostly short strings. Results on other text are known only for the benchmarks "
     "above.",
-    "The vocabulary is that of the base, and the word embeddings were frozen: training improved neither the segmentation of "
+    "The vocabulary is the base's, and the word embeddings were frozen: training improved neither the segmentation of "
     "words nor the embeddings of single pieces.",
     "The training data are sentences of the languages above with English translations, truncated to {length} pieces: no "
     "other languages, no pairs without English, no documents, questions or code.",

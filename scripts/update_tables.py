@@ -5,7 +5,7 @@
 
 An option stores the results of a run under ``scripts/results``; every call then rewrites the tables of all pages from the
 stored results. Stored results are not replaced by results of fewer languages, scores or pairs: delete their file first. The
-tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those of docs/speed.md and
+tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, the tables of docs/speed.md and
 docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_scale.py`` there.
 """
 

@@ -112,8 +112,8 @@ class Payload:
 @pytest.mark.parametrize(
     ("name", "states"),
     [
-        ("optimizer.pt", "optimizer or schedule"),
-        ("scheduler.pt", "optimizer or schedule"),
+        ("optimizer.pt", "optimiser or schedule"),
+        ("scheduler.pt", "optimiser or schedule"),
         ("rng_state.pth", "random states"),
     ],
 )

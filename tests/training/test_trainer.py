@@ -480,7 +480,7 @@ def test_other_data_sets_are_not_resumed(make_trainer, rows, other):
 def test_a_checkpoint_without_an_optimizer_is_not_resumed(make_trainer):
     """The optimiser and the schedule would start anew."""
     make_trainer("tr", max_steps=2, save_steps=1, save_only_model=True).train()
-    with pytest.raises(CheckpointError, match="written with save_only_model, so it has no optimizer"):
+    with pytest.raises(CheckpointError, match="written with save_only_model, so it has no optimiser"):
         make_trainer("tr", max_steps=2).train(resume_from_checkpoint=True)
 
 

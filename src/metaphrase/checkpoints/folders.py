@@ -294,7 +294,7 @@ def last_good(output: str | Path) -> str:
 def check_space(output: Path, weights: int, whole: int) -> None:
     """Refuse a disk without room for the weights of one checkpoint.
 
-    Sizes are in bytes; that of the whole checkpoint is approximate.
+    Sizes are in bytes; ``whole``, of the complete checkpoint, is approximate.
     """
     free = shutil.disk_usage(output).free
     message = f"{output} has {format_size(free)} free, and a checkpoint needs about {format_size(whole)}."

@@ -60,7 +60,7 @@ class AtomicCheckpoints(Trainer):
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with errors_of(checkpoint, "optimizer or schedule"):
+        with errors_of(checkpoint, "optimiser or schedule"):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:

@@ -53,7 +53,7 @@ LEADING = {
     },
 }
 
-#: Flags that print something instead of running; the recipe is needed before.
+#: Flags that print something instead of running; they need the recipe first.
 _PRINTING = ("-h", "--help", "--help-all", "--print-config", "--print_config")
 
 
@@ -66,7 +66,7 @@ def parse_run(
     examples: Sequence[str],
     also: Sequence[type] = (),
 ) -> tuple[RunConfig, list[str], tuple[Any, ...]]:
-    """Parse the options of a training run: the recipe's settings, those of the command, ``--config``, then the command line.
+    """Parse the options of a training run: the recipe's settings, the command's, ``--config``, then the command line.
 
     ``settings_for`` returns the command's settings for a recipe; for None, those for its default recipe.
 

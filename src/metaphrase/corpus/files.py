@@ -104,7 +104,7 @@ def find_files(
     source_column: str | None = None,
     target_column: str | None = None,
 ) -> list[BitextFile]:
-    """Find the files of a corpus. The arguments are those of `load_corpus`.
+    """Find the files of a corpus. See `load_corpus` for the arguments.
 
     Raises:
         FileNotFoundError: A file does not exist, or a folder has none for a language or split.
@@ -270,7 +270,7 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
 
 
 def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
-    """Files ``xx-en[.split].ext`` of a folder: those of the split, or files without a split for the other languages.
+    """Files ``xx-en[.split].ext`` of a folder: the files of the split, or files without a split for the other languages.
 
     Without such a file, the Parquet files whose columns state the languages, as `metaphrase mine` and `filter` write them.
     """

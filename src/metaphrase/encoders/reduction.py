@@ -96,7 +96,7 @@ def _trim(state: dict[str, Any], seen: set[int]) -> dict[int, int]:
         for id_, piece in pieces.items()
         if id_ in seen or id_ in added or piece == model.get("unk_token") or _is_character(piece, prefix, suffix)
     }
-    if is_list:  # the score of an unknown piece lies a fixed amount below that of the worst piece
+    if is_list:  # the score of an unknown piece lies a fixed amount below the worst piece's
         kept |= {model["unk_id"]} - {None}
         kept.add(min(pieces, key=lambda id_: model["vocab"][id_][1]))
     if "merges" in model:

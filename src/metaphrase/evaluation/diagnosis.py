@@ -75,7 +75,7 @@ class Diagnosis:
             ``effective_rank``, ``isotropy`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings.
         language_identification: How well a linear probe tells the languages apart, see
             :func:`metaphrase.evaluation.geometry.language_identification`.
-        pooling: Accuracy in percent of each tested pooling mode, that of the model first.
+        pooling: Accuracy in percent of each tested pooling mode, the model's first.
         words: For each language the frequent words that find their translation least often: ``word``, ``count``,
             ``linked`` (share), ``score`` (mean score of the links) and ``translation`` (the word that it is
             linked to most often).
@@ -233,7 +233,7 @@ def _compare(facts: dict[str, float], new_nh: NDArray[np.float32], old_nh: NDArr
     facts["distance"] = float((1 - np.einsum("nh,nh->n", new_nh, old_nh, dtype=np.float64)).clip(min=0).mean())
     if facts["distance"] < UNCHANGED:
         message = (
-            "The embeddings are those of the baseline: training changed nothing. Check that this is the folder of the "
+            "The embeddings equal the baseline's: training changed nothing. Check that this is the folder of the "
             "trained model, that the learning rate is not 0, and that not all weights are frozen."
         )
         return [Finding("error", "unchanged", message)]
@@ -247,7 +247,7 @@ def _compare(facts: dict[str, float], new_nh: NDArray[np.float32], old_nh: NDArr
 
 
 def _by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[str, NDArray[np.float32]]:
-    """Embeddings of each language; those of the target language are taken from all sets in turn."""
+    """Embeddings of each language; the target language's are taken from all sets in turn."""
     targets = [target_nh for _, target_nh in embedded.values()]
     n = min(map(len, targets))
     mixed_nh = np.stack([targets[row % len(targets)][row] for row in range(n)])

@@ -376,7 +376,7 @@ class WordAlignmentEvaluator(RecordedEvaluator):
     """Word alignment by the token states of a model, during training.
 
     The model is measured as an `EmbeddingAligner`. The primary metric is ``f1``, because trainers assume that higher is
-    better; it is 1 − AER if all gold links are sure. Metrics and CSV file are named as those of `EmbeddingEvaluator`.
+    better; it is 1 − AER if all gold links are sure. Metrics and CSV file are named as by `EmbeddingEvaluator`.
 
     Args:
         pairs: Pairs with gold links, from `load_wpt` or `load_pharaoh`.

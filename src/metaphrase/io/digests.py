@@ -73,11 +73,11 @@ class PinnedFile:
         try:
             if _stamp(self.path) == self.stamp or file_sha256(self.path) == self.sha256:
                 return
-            found = "has other content now"
+            found = "its content has changed"
         except FileNotFoundError:
-            found = "disappeared"
+            found = "it no longer exists"
         raise CorpusError(
-            f"{self.path} changed while it was in use: it {found}. Pass a copy that no other process writes to, and run "
+            f"{self.path} changed while it was in use: {found}. Pass a copy that no other process writes to, and run "
             "again."
         )
 

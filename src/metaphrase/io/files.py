@@ -40,7 +40,7 @@ def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
     except OSError as error:
         # NumPy's error has no number: "9216 requested and 8192 written"
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or " requested and " in str(error):
-            raise StorageError(f"Cannot write {path}: the disk is full. Free some space, and repeat.") from error
+            raise StorageError(f"Cannot write {path}: the disk is full. Free some space and run the command again.") from error
         raise
     finally:
         partial.unlink(missing_ok=True)

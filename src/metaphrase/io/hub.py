@@ -129,7 +129,7 @@ def hub_errors(repo_id: str, access: str, hint: str, *, token: str | None) -> It
         yield
     except (MetaphraseError, HFValidationError):
         raise
-    except Exception as error:  # the client does not expect answers that are not those of a Hub
+    except Exception as error:  # the client does not expect answers of another server
         raise _translated(error, repo_id, access, hint, token) from error
 
 
@@ -232,7 +232,7 @@ def _translated(error: Exception, repo_id: str, access: str, hint: str, given: s
     operation = "download of" if access == "read" else "upload to"
     if not isinstance(error, _CLIENT_ERRORS):
         message = (
-            f"the answer of the Hub at {constants.ENDPOINT} is not understood ({type(error).__name__}: {message}); check "
+            f"unexpected response from the Hub at {constants.ENDPOINT} ({type(error).__name__}: {message}); check "
             "that HF_ENDPOINT is the address of a Hub"
         )
     return HubConnectionError(f"The {operation} {repo_id} failed: {message}. {hint}")

@@ -138,7 +138,7 @@ def read_part(path: Path) -> dict[str, Any] | None:
 def _verified(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if content.pop(_DIGEST) != _digest(content):
-        raise DataError("its content is not that of its digest")
+        raise DataError("its content does not match its digest")
     return content
 
 

@@ -119,7 +119,7 @@ class TaskVector:
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
         """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
 
-        It has the vector's settings and its prompts with their default one, or else those of the base.
+        It has the vector's settings and its prompts with their default one, or else the base's.
 
         Args:
             base: The model that the vector was computed from; it does not change.

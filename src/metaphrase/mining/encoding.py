@@ -36,7 +36,7 @@ def encode_file(
 ) -> tuple[Path, Path] | None:
     """Embed the distinct sentences of a monolingual text, which need not fit in memory.
 
-    Embeddings are kept in ``OUTPUT.partial`` until all are there. If a call is killed, the same call resumes. A second
+    Embeddings are kept in ``OUTPUT.partial`` until all are complete. If a call is killed, the same call resumes. A second
     process with the same output is refused.
 
     Args:

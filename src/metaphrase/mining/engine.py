@@ -8,7 +8,7 @@ among tasks:
 2. `Index`: the approximate index that a side's sentences are searched in, unless the search is exact.
 3. `Search`: neighbours, a shard of queries per file, among all embeddings of the other side.
 
-At last the command reads the files that it needs, and writes its result.
+Finally, the command reads the files that it needs, and writes its result.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Search(Step):
         return embeddings if self.work.is_exact else [*embeddings, f"{side}/{INDEX}"]
 
     def made(self, rank: int, tasks: int) -> list[str]:
-        """The paths that a task makes; that of the first shard of a side also measures the recall of its index."""
+        """The paths that a task makes; the task of the first shard of a side also measures the recall of its index."""
         parts = self.parts(rank, tasks)
         measured = [f"{side}/{RECALL}" for side, part in parts.items() if not (part.start or self.work.is_exact)]
         return super().made(rank, tasks) + measured
@@ -265,7 +265,7 @@ def run_stages(
 ) -> AbstractContextManager[Path] | None:
     """Run the stages that have files; what is in the storage already is reused.
 
-    ``texts`` is the folder with the sentences and their manifest; the other arguments are those of `make_shards`.
+    ``texts`` is the folder with the sentences and their manifest; see `make_shards` for the other arguments.
 
     Returns a context with a folder of the neighbours, the recall of an approximate search and, ``with_rows``, the
     embeddings; None if the stages were submitted to Slurm.
@@ -388,7 +388,7 @@ def _prepare_worker(started: Any, devices: Sequence[str]) -> None:
 def staged(storage: DataFolder, patterns: Sequence[str], made: Sequence[str] = ()) -> Iterator[Path]:
     """Copy files of a storage to a temporary folder, and repeat its changes at the end. A local storage is used itself.
 
-    Files of the ``patterns`` must exist; those of ``made`` are copied if they exist.
+    Files of the ``patterns`` must exist; files of ``made`` are copied if they exist.
 
     Raises:
         DataError: There are no such files.

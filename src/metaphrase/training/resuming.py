@@ -160,7 +160,7 @@ def _verified_checkpoint(
     manifest = read_manifest(folder)
     if _argument(folder, "save_only_model"):
         raise CheckpointError(
-            f"{folder} cannot be resumed: it was written with save_only_model, so it has no optimizer, schedule and random "
+            f"{folder} cannot be resumed: it was written with save_only_model, so it has no optimiser, schedule and random "
             f"states. Start from its weights with --model {folder}, or resume another checkpoint."
         )
     with errors_of(folder, "state"):

@@ -125,7 +125,7 @@ def read_languages(
 def files_of(path: Path, form: Format, split: str, files: Sequence[Path] | None = None) -> list[tuple[str, Path]]:
     """The language and path of each file of a folder that belongs to a split, or of a file itself.
 
-    A file without a language in its name is English. ``files`` are those of the folder; it is listed by default.
+    A file without a language in its name is English. ``files`` are the folder's; it is listed by default.
     """
     found = []
     for file in [path] if path.is_file() else sorted(path.iterdir() if files is None else files):
@@ -287,7 +287,7 @@ def treebank_format(*, fused: bool = False) -> Format:
                 if unknown := sorted(set(tags) - set(UPOS)):
                     raise DataError(
                         f"{path}: sentence {number + 1} has unknown tags: {', '.join(unknown)}. The tags are "
-                        f"{', '.join(UPOS)}. The test files of XTREME have no tags. Use those of Universal Dependencies."
+                        f"{', '.join(UPOS)}. The test files of XTREME have no tags. Use the test files of Universal Dependencies."
                     )
                 yield {"item": f"{path.name}#{number}", "words": words, "tags": tags}
 

@@ -284,7 +284,7 @@ class FineTuner(AtomicCheckpoints):
 
 
 class KeepChosen(TrainerCallback):
-    """Deletes checkpoints that no language would choose, and the optimizer state of all but the last checkpoint.
+    """Deletes checkpoints that no language would choose, and the optimiser state of all but the last checkpoint.
 
     Nothing is deleted if the last checkpoint is damaged.
     """
@@ -314,7 +314,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that a run can resume from: an undamaged one with the optimizer state."""
+    """The last checkpoint that a run can resume from: an undamaged one with the optimiser state."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
         if (checkpoint / OPTIMIZER).is_file():
             if (fault := fault_of(checkpoint)) is None:
