@@ -36,9 +36,7 @@ LEADING = {
         "max_steps": "Training steps, instead of epochs",
         "num_train_epochs": "Passes over the corpus",
         "per_device_train_batch_size": "Pairs per batch",
-        "micro_batch_size": "Rows per encoder call, to save memory",
         "learning_rate": "Learning rate of the encoder",
-        "head_learning_rate": "Learning rate of the heads",
         "max_length": "Pieces per sentence",
         "freeze_word_embeddings": "Save memory and time",
         "bf16": "Compute in bfloat16",
@@ -49,7 +47,6 @@ LEADING = {
         "save_steps": "Steps between checkpoints",
         "resume_from_checkpoint": "A folder; true: the last valid one",
         "push_to_hub": "Push the release to the Hub",
-        "hub_model_id": "Repository on the Hub",
     },
 }
 
