@@ -302,14 +302,16 @@ def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
 
 
 def draw_curves(figure: Figure, *, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-    """A panel for each scalar of the training log."""
+    """A panel for each scalar of the training log; accuracies, which are logged as fractions, are drawn in percent."""
     columns = min(2, len(curves))
     lines = -(-len(curves) // columns)
     figure.set_size_inches(_WIDTH / 2 * columns, 1.8 * lines)
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for (name, points), axes in zip(curves.items(), panels, strict=False):
-        axes.plot(*zip(*points, strict=True), color=COLOURS["after"])
-        axes.set_title(f"{_shortened(name)}, last {points[-1][1]:.3g}", fontsize=8)
+        scale, unit = (100, " %") if name.endswith("accuracy") else (1, "")
+        steps, values = zip(*((step, scale * value) for step, value in points), strict=True)
+        axes.plot(steps, values, color=COLOURS["after"])
+        axes.set_title(f"{_shortened(name)}, last {values[-1]:.3g}{unit}", fontsize=8)
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(axis="y")
