@@ -30,6 +30,15 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def json_digest(content: Any) -> str:
+    """SHA-256 of data that JSON can express, regardless of the order of keys; other values count as their text.
+
+    >>> json_digest({"a": 1, "b": [2]}) == json_digest({"b": (2,), "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def file_facts(path: str | Path) -> dict[str, Any]:
     """SHA-256 and size in bytes of a file, for a manifest."""
     return {"sha256": file_sha256(path), "bytes": Path(path).stat().st_size}

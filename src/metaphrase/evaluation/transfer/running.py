@@ -18,7 +18,6 @@ on the dev data. The selection decides which one a language is measured with:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -43,6 +42,7 @@ from metaphrase.evaluation.transfer.options import FineTuningArguments, Selectio
 from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
 from metaphrase.evaluation.transfer.tasks import EncoderSource, Task
 from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.digests import json_digest
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.outputs import claimed
 from metaphrase.io.tables import titled_table
@@ -137,7 +137,7 @@ def check_settings(
             name: value for name, value in asdict(options).items() if name not in ("model", "keep_checkpoints")
         },
         "training": trained | {"world_size": arguments.world_size},
-        "data_sha256": hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest(),
+        "data_sha256": json_digest(data),
     }
     settings = json.loads(json.dumps(settings))
     path = folder / SETTINGS
