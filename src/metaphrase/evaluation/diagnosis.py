@@ -30,7 +30,14 @@ from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, retrieval_hits
-from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
+from metaphrase.evaluation.significance import (
+    RESAMPLES,
+    bootstrap_interval,
+    percentile_interval,
+    resampled_means,
+    two_sided_p_value,
+    verdict,
+)
 from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.files import UDHR
 from metaphrase.io.progress import Advance
@@ -356,13 +363,14 @@ def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts:
     best = max(facts, key=lambda mode: facts[mode], default=stored)
     if best == stored:
         return []
-    difference = paired_bootstrap(hits[stored], hits[best])
-    if difference.difference < POOLING_GAIN or verdict(difference.difference, difference.p_value) != "better":
+    difference = facts[best] - facts[stored]
+    difference_r = resampled_means({"": hits[best] - hits[stored]}, resamples=RESAMPLES, seed=0)
+    if difference < POOLING_GAIN or verdict(difference, two_sided_p_value(difference_r)) != "better":
         return []
-    low, high = difference.interval
+    low, high = percentile_interval(difference_r)
     message = (
         f"The model stores {stored} pooling, but {best} pooling finds {facts[best]:.1f} % of {n} translations and "
-        f"{stored} pooling {facts[stored]:.1f} % ({difference.difference:+.1f} points, {low:+.1f} to {high:+.1f}). The "
+        f"{stored} pooling {facts[stored]:.1f} % ({difference:+.1f} points, {low:+.1f} to {high:+.1f}). The "
         f"stored pooling may be wrong. Load the model with pooling='{best}', and check which one it was trained with."
     )
     return [Finding("warning", "pooling", message, of=n)]

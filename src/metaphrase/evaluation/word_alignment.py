@@ -23,11 +23,10 @@ from metaphrase.aligners.embedding import EmbeddingAligner, Rule
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links
 from metaphrase.evaluation.evaluator import RecordedEvaluator
-from metaphrase.evaluation.measures import ErrorRate
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
-from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
+from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError
-from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Resamples, Seed, checked
+from metaphrase.io.arguments import Count, CountOr0, Resamples, Seed, checked
 from metaphrase.io.progress import progress_bars
 
 logger = logging.getLogger(__name__)
@@ -108,25 +107,6 @@ def alignment_scores(
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     aer = 1 - (right + allowed) / (n_predicted + n_sure) if n_predicted + n_sure else 0.0
     return AlignmentScores(precision, recall, f1, aer)
-
-
-@checked
-def alignment_error_interval(
-    predicted: Iterable[Iterable[Link]],
-    sure: Iterable[Iterable[Link]],
-    possible: Iterable[Iterable[Link]],
-    *,
-    resamples: Resamples = RESAMPLES,
-    confidence: BetweenZeroAndOne = CONFIDENCE,
-    seed: Seed = 0,
-) -> tuple[float, float]:
-    """Compute a percentile bootstrap interval of the AER over sentence pairs: its lower and upper end, fractions.
-
-    The links are those of `alignment_scores`; ``confidence`` is the share of the bootstrap distribution inside the interval.
-    """
-    counts_n4 = _counts(predicted, sure, possible)
-    (error_r,) = ErrorRate().scores([counts_n4], resamples, np.random.default_rng(seed))
-    return percentile_interval(error_r / 100, confidence)
 
 
 def _counts(
