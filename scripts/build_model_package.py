@@ -187,7 +187,7 @@ In a clone of metaphrase, with the versions in `constraints.txt`:
 LIMITS = (
     "The training text is {origin}, mostly short strings. Results on other text are known only for the benchmarks "
     "above.",
-    "The vocabulary is the base's, and the word embeddings were frozen: training improved neither the segmentation of "
+    "The vocabulary is that of the base, and the word embeddings were frozen: training improved neither the segmentation of "
     "words nor the embeddings of single pieces.",
     "The training data are sentences of the languages above with English translations, truncated to {length} pieces: no "
     "other languages, no pairs without English, no documents, questions or code.",

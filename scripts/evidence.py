@@ -5,7 +5,7 @@
     python scripts/evidence.py --time                        # measure the time of a step, on an otherwise idle machine
     python scripts/evidence.py --write                       # only write docs/evidence.md
 
-The recipes are listed in ``configs/evidence.yaml``. A cell is a recipe with a seed. Its stages are the training, the choice of
+``configs/evidence.yaml`` lists the recipes. A cell is a recipe with a seed. Its stages are the training, the choice of
 the weight alpha on development data under guards, and each benchmark, for the encoder as trained, merged with the starter by
 alpha, and, if the recipe has one, in the form of its release. The starter is measured with and without its prompt.
 

@@ -53,7 +53,7 @@ python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 ## Limits
 
 - The bitext (interface texts of software) and the number of steps are small; the paper's setting is larger.
-- The vocabulary is the base's, and the word embeddings were frozen.
+- The vocabulary is that of the base, and the word embeddings were frozen.
 - The recipe was not tuned for this encoder. Results differ for other encoders, texts and seeds.
 
 ## Citation

@@ -10,7 +10,7 @@ with 384 dimensions, in which a word and its translation are similar: it costs l
 shows what an approximate index changes, not the quality on real texts.
 
 From the same texts, the search alone is compared with programs that others write (`mining_peers.py`): each mines the same
-embeddings in a process of its own, with as many threads as the command has workers. F1 is at the best threshold.
+embeddings in a process of its own, with as many threads as the command has workers. F1 is that of the best threshold.
 
 Each row, a size and an index or program, is kept in ``results/mining-scale.json`` when it is complete; an interrupted run
 resumes with the next one. Rows of another machine, or with other workers, tasks or versions, are refused. An estimate is
@@ -320,7 +320,7 @@ def table(content: dict[str, Any]) -> str:
     about = content["facts"]
     text = [
         f"{about['date']}: {about['device']}, {content['workers']} workers of one thread, torch {about['torch']}; simulated "
-        f"texts, {HIDDEN} dimensions in 16 bits. Memory is the sum over all processes, without pages of files.",
+        f"texts, {HIDDEN} dimensions in 16 bits. Memory is that of all processes together, without pages of files.",
         "",
         "| lines a side | index | minutes | embed | index | search | memory, GB | index, GB | disk, GB | recall | F1 |",
         "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -342,7 +342,7 @@ def peers_table(content: dict[str, Any]) -> str:
     about = content["facts"]
     text = [
         f"{about['date']}: {about['device']}, {content['workers']} threads; from embeddings of {HIDDEN} dimensions to pairs, "
-        "without embedding the texts. Memory is without pages of files. F1 is at the best threshold.",
+        "without embedding the texts. Memory is without pages of files. F1 is that of the best threshold.",
         "",
         "| texts | lines a side | program | seconds | time ÷ metaphrase | memory, GB | F1 |",
         "|---|--:|---|--:|--:|--:|--:|",

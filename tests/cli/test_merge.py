@@ -361,7 +361,7 @@ def test_nothing_is_written_if_nothing_can_be_gained(base, aligned, dev, texts, 
 
 def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
     cases = {
-        "needs data that show the gain": ["--alpha", "auto"],
+        "needs data to measure the gain": ["--alpha", "auto"],
         "Pass them with --alpha auto": ["--alpha", 0.5, "--dev", dev],
         "have the same name": ["--alpha", "auto", "--dev", dev, "--guard", dev],
         "must be a number that is finite or 'auto'": ["--alpha", "most"],

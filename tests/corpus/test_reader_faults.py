@@ -534,7 +534,7 @@ def test_read_pairs_gives_lines_and_columns(tmp_path):
     assert report.dropped == {"empty side": 1}
     make_folder(tmp_path)
     tsv(tmp_path / "te-en.tsv")
-    with pytest.raises(ValueError, match="Give the path of one of them"):
+    with pytest.raises(ValueError, match="Pass the path of one of them"):
         next(read_pairs(tmp_path))
 
 

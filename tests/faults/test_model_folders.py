@@ -535,7 +535,7 @@ def charsmap(content):
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        (only_special_tokens, "knows no word: its vocabulary is missing or empty"),
+        (only_special_tokens, "knows no words: its vocabulary is missing or empty"),
         (ids_beyond_the_embeddings, "has ids of pieces up to 5000, but the encoder has 120 embeddings"),
         (no_unknown_token, r"Missing \[UNK\] token|WordPiece error"),
         (dropout, "has a BPE dropout, which chooses pieces at random"),

@@ -478,7 +478,7 @@ def test_a_truncated_or_flipped_file_is_refused(vector, tmp_path, fault):
 
 def test_other_files_are_refused(tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ModelFileError, match="holds something else"):
+    with pytest.raises(ModelFileError, match="is another kind of file"):
         TaskVector.load(tmp_path / "other.safetensors")
     for path in (tmp_path, tmp_path / "missing.safetensors"):
         with pytest.raises(MissingFileError, match="There is no task vector"):

@@ -147,7 +147,7 @@ def _open_closed_streams() -> None:
 
 
 def _spin_briefly() -> None:
-    """Let OpenMP's threads spin only briefly: beside other programs, threads that spin take CPUs from those they wait for.
+    """Let OpenMP's threads spin only briefly: spinning threads take CPUs from other programs, and from threads they wait for.
 
     docs/speed.md has the effect alone and beside another program. OpenMP reads the variable when torch is imported.
     """

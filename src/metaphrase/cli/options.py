@@ -79,7 +79,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _ShortHelp(_Help):
-    """Has room for the longest of the leading options beside its text."""
+    """Leaves room for the longest leading option next to its text."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=35)

@@ -1,6 +1,6 @@
 """Parallel text: TSV, Moses pairs, JSONL, Parquet, TMX and Hub data sets become one clean, labelled data set.
 
-A corpus row has the columns ``source``, ``target``, ``source_lang`` and ``target_lang`` and, if a file has them, the columns of
+A corpus row has the columns ``source``, ``target``, ``source_lang`` and ``target_lang`` and, if a file has them, those of
 ``OPTIONAL``: ``alignment`` (Pharaoh ``i-j``), ``alignment_scores`` (a number for each link), ``segmenter`` (which words
 the links count, ``whitespace`` or ``icu``), ``source_bt`` and ``target_bt`` (back-translations), and ``negatives`` (wrong
 translations that are similar to the right one). Several sentences in a column are separated by `` ||| ``.

@@ -104,7 +104,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel
     _known(tokenizer, _RARE)
     if not any(_known(tokenizer, text) for text in (*_SENTENCES, *_vocabulary_sample(tokenizer))):
         raise ModelFileError(
-            f"The tokenizer of {name} knows no word: its vocabulary is missing or empty, so all sentences of one length "
+            f"The tokenizer of {name} knows no words: its vocabulary is missing or empty, so all sentences of one length "
             "would get the same embedding. Save the tokenizer into the model's folder."
         )
 

@@ -112,7 +112,7 @@ def open_model(name: str, folder: Path) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
         check_model_folder(name, folder, Path(temporary))
-        with _errors_as(f"{name} cannot be loaded: its files are damaged, or do not belong together", temporary):
+        with _errors_as(f"{name} cannot be loaded: its files are damaged, or come from different models", temporary):
             yield Path(temporary)
 
 

@@ -98,7 +98,7 @@ def load_encoder(
         ModelError: The model requires code of its own, an adapter or quantised weights, or is not a text encoder; or a task
             vector belongs to another model.
         ModelFileError: A file is missing, damaged, not readable or outside the folder; weights are missing, superfluous or of
-            another shape; the tokenizer is missing or knows no word; an installed model differs from its release.
+            another shape; the tokenizer is missing or knows no words; an installed model differs from its release.
         NonFiniteError: A weight or an embedding is NaN or infinite.
         UsageError: The encoder has fewer positions than `max_length`.
         MissingFileError: There is no such folder, and no Hub id of this form.
@@ -179,7 +179,7 @@ def _with_vectors(
 
 
 class _Transformer(Transformer):
-    """Keeps what transformers reports of the weights that it loads, and says why a tokenizer cannot be loaded."""
+    """Keeps what transformers reports of the weights that it loads, and explains why a tokenizer cannot be loaded."""
 
     loaded: dict[str, Any]
 

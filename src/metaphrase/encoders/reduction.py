@@ -183,7 +183,7 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
             f"The layers of an encoder of type {encoder.config.model_type} were not found. Keep all layers."
         )
     if not wanted:
-        raise UsageError(f"An encoder requires at least one layer, but none of its {count} is kept. Name one.")
+        raise UsageError(f"An encoder requires at least one layer, but none of its {count} would be kept. Name one.")
     if missing := [str(layer) for layer in wanted if not 0 <= layer < count]:
         raise ModelError(f"Unknown layer {', '.join(missing)}: the encoder has {count} layers, 0 to {count - 1}.")
     ((parent, name, layers),) = stacks

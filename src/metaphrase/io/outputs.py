@@ -48,8 +48,8 @@ def check_folder(folder: str | Path, *, model: str | Path | None = None, around:
         inner = Path(model).resolve()
         if _identity(folder) in map(_identity, (inner, *inner.parents) if around else [inner]):
             raise UsageError(
-                f"The output folder {folder} is, or contains, the folder of the model {model}, whose files could be replaced. "
-                "Choose another."
+                f"The output folder {folder} is, or contains, the folder of the model {model}, whose files could be "
+                "replaced. Choose another."
             )
     try:
         paths = [] if _is_ours(place) or not place.is_dir() else list(place.iterdir())

@@ -58,8 +58,8 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
         if left != manifest:
             keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
             raise DataMismatchError(
-                f"{folder} holds the work of another command, which differs in: {', '.join(keys)}. Repeat that "
-                f"command to use it, or delete {folder} to start over."
+                f"{folder} holds the work of another command, which differs in: {', '.join(keys)}. Run that "
+                f"command again to use it, or delete {folder} to start over."
             )
         return folder
     if folder.exists() and any(
@@ -148,6 +148,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except DAMAGED as error:
         raise DataError(
-            f"{path} is damaged ({error}), so the command that left the work is unknown. Delete {path.parent} to start "
+            f"{path} is damaged ({error}), so it is unknown which command the work belongs to. Delete {path.parent} to start "
             "over."
         ) from error

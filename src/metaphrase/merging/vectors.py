@@ -248,7 +248,7 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
     changing = [one for one in vectors if one.differences or one.directions is not None]
     if len(changing) > 1 and len(set(map(_digest, changing))) < len(changing):
         raise UsageError(
-            "Two of the task vectors are the same, perhaps under different names. Give each once, and choose its weight with "
+            "Two of the task vectors are the same, perhaps under different names. Pass each once, and choose its weight with "
             "alpha."
         )
     if alpha is None and len({one.alpha for one in vectors}) > 1:

@@ -42,7 +42,7 @@ def encode_file(
     Args:
         text: One sentence per line, or TSV; also .gz. Empty, unreadable and repeated lines are skipped.
         output: ``.npy`` file of unit rows, shape ``(sentences, hidden)``, float32, or float16 with ``search.half``.
-        search: The encoder; what concerns neighbours is ignored.
+        search: The encoder; options of neighbours are ignored.
         engine: Where embedding runs.
         column: Column of a TSV file: its name in the header, or its number, from 1.
         begin: Starts a progress bar.

@@ -33,7 +33,7 @@ from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, load_
 
 logger = logging.getLogger(__name__)
 
-#: Neighbours among which hard negatives are looked for, and the largest similarity of one, as a share of the translation's.
+#: Number of neighbours that are searched for hard negatives, and their largest similarity, as a share of the translation's.
 #: The share comes from Moreira et al. 2024 (NV-Retriever), section 4.
 NEGATIVE_NEIGHBOURS, MOST_SIMILAR = 32, 0.95
 #: Memory of a Python string without its characters, including its entries in a list and a dictionary.

@@ -3,7 +3,7 @@
 Half of a padded batch of 64 Tatoeba sentences is padding. Inside ``packed(model)`` a batch is flattened before the encoder
 and padded again after it, so all other code (pooling, ``encode``, evaluators, objectives) is unaffected. Linear layers, norms
 and activations run on real tokens only. Attention runs on groups of sentences of equal length, which are adjacent in the
-stream, or, on a CUDA device in half precision, in one kernel for sequences of any length. The result equals the result of a padded
+stream, or, on a CUDA device in half precision, in one kernel for sequences of any length. The result equals that of a padded
 batch; it is not an approximation.
 """
 

@@ -295,7 +295,8 @@ class _Repository:
         ).repo_id
         if self.repo_id.casefold() not in (made.casefold(), made.casefold().partition("/")[2]):
             raise HubConnectionError(
-                f"{self.repo_id} was requested, but the Hub returned {made!r}. If the repository was renamed, use its new name."
+                f"{self.repo_id} was requested, but the Hub returned {made!r}. If the repository was renamed, use its new "
+                "name."
             )
         self.repo_id = made
         if self.private and not self._is_private():

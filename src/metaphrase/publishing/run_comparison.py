@@ -51,8 +51,8 @@ class Run:
             ) from error
         if "settings" not in run.facts:
             raise DataError(
-                f"{path} lacks the settings of the run, because an earlier version of metaphrase wrote it. Train the run again "
-                "to compare it."
+                f"{path} lacks the settings of the run, because an earlier version of metaphrase wrote it. Train the run "
+                "again to compare it."
             )
         return run
 
@@ -72,7 +72,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     """Compare runs with a baseline on every test set.
 
     Args:
-        folders: Output folders of the runs. Runs that differ in their seed only are pooled.
+        folders: Output folders of the runs. Runs that differ only in their seed are pooled.
         baseline: ``"before"``, the encoder that each run started from, or one of the folders: the runs of its
             configuration are the baseline, paired with the others by seed.
 

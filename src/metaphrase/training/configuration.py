@@ -134,7 +134,8 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
     """Configuration of a training run: encoder, data and training arguments.
 
     The names are the same as the flags of ``metaphrase train`` and the keys of its YAML files;
-    ``metaphrase train --help-all`` lists them. Settings that are not passed come from the recipe's ``training`` section, then from the defaults.
+    ``metaphrase train --help-all`` lists them. Settings that are not passed come from the recipe's ``training`` section,
+    then from the defaults.
 
     A configuration is plain data. :meth:`training_arguments` sets up the device and the processes.
 

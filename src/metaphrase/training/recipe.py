@@ -19,8 +19,8 @@ from metaphrase.objectives.registry import is_reference, parameters_of
 if TYPE_CHECKING:
     from metaphrase.objectives import Objective
 
-#: Settings that the ``training`` section of a recipe may contain: settings of the optimisation. Recipes are untrusted, so they
-#: do not set what is read, written, pushed or logged.
+#: Settings of the optimisation, which the ``training`` section of a recipe may contain. Recipes are untrusted, so they do
+#: not set what is read, written, pushed or logged.
 SETTINGS: dict[str, Any] = {
     name: TRAINING_RANGES[name]
     for name in (

@@ -287,7 +287,7 @@ def treebank_format(*, fused: bool = False) -> Format:
                 if unknown := sorted(set(tags) - set(UPOS)):
                     raise DataError(
                         f"{path}: sentence {number + 1} has unknown tags: {', '.join(unknown)}. The tags are "
-                        f"{', '.join(UPOS)}. The test files of XTREME have no tags. Use the test files of Universal Dependencies."
+                        f"{', '.join(UPOS)}. The test files of XTREME have no tags. Use those of Universal Dependencies."
                     )
                 yield {"item": f"{path.name}#{number}", "words": words, "tags": tags}
 

@@ -86,7 +86,7 @@ class FirstToken(nn.Module):
 
 
 def make_linear(model: PreTrainedModel) -> None:
-    """Remove the dense layer and its tanh from the head of a sequence classifier: BERT's pooler, or the layer of XLM-R's head.
+    """Remove the dense layer and its tanh from the head of a sequence classifier: BERT's pooler, or XLM-R's layer.
 
     Reference: Li et al. 2021 (MGC), section 3.3: a linear classifier on top of the first token.
     """
