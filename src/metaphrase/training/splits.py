@@ -70,8 +70,9 @@ def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Sp
         train = without(one.train, held)
         if not (train and one.dev and one.test):
             raise CorpusError(
-                f"{language} repeats its sentences too often: {len(train)} pairs for training, {len(one.dev)} for early stopping "
-                f"and {len(one.test)} for evaluation would be left without common sentences. Add pairs with other sentences."
+                f"{language} repeats its sentences too often: {len(train)} pairs for training, {len(one.dev)} for early "
+                f"stopping and {len(one.test)} for evaluation would be left without common sentences. Add pairs with other "
+                "sentences."
             )
         splits[language] = replace(one, train=train, excluded=one.excluded + len(one.train) - len(train))
     return splits
