@@ -418,8 +418,8 @@ def setter(name, value):
 
 DAMAGE = {
     "NaN scales": (set_nan, "weight: a value or scale is NaN"),
-    "another value": (lambda t, c: t["weight/values"].add_(1), "does not have the digest"),
-    "another alpha": (setter("alpha", 0.7), "does not have the digest"),
+    "another value": (lambda t, c: t["weight/values"].add_(1), "does not match its digest"),
+    "another alpha": (setter("alpha", 0.7), "does not match its digest"),
     "a missing tensor": (lambda t, c: t.pop("weight/scales"), "weight: 135 values in 4 bits are stored as"),
     "an unknown tensor": (lambda t, c: t.__setitem__("pickle", torch.ones(1)), "do not list 'pickle'"),
     "a huge shape": (

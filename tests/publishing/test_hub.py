@@ -293,7 +293,7 @@ class TestRefusals:
             FileNotFoundError, match=r"has no repository acme/secret, or the given token has no access to it"
         ):
             read("acme/secret", token="hf_other")
-        with pytest.raises(PermissionError, match=r"acme/gated is gated, .* the given token \(403\): ask for access"):
+        with pytest.raises(PermissionError, match=r"acme/gated is gated, and the given token has no access to it \(403\): request access"):
             read("acme/gated", token="hf_other")
         with pytest.raises(FileNotFoundError, match=r"has no repository acme/nothing"):
             read("acme/nothing")
