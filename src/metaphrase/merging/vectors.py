@@ -258,7 +258,7 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
 
 
 def _digest(vector: TaskVector) -> str:
-    """Digest of what a vector changes, whatever its alpha and its facts."""
+    """Digest of what a vector changes, regardless of its alpha and its facts."""
     directions = {} if vector.directions is None else {"directions": vector.directions}
     return tensors_digest({**vector.differences, **directions})
 
