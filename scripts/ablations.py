@@ -4,7 +4,7 @@
     python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english
     python scripts/ablations.py ppa-table5 --set moco.queue_size=256 --set learning_rate=3e-5
 
-A grid is a file in ``configs/ablations``. All other options are those of ``metaphrase train`` and apply to every cell.
+A grid is a file in ``configs/ablations``. All other options of ``metaphrase train`` apply to every cell.
 ``--set OPTION=VALUE`` does the same; ``--set OBJECTIVE.ARGUMENT=VALUE`` applies to the cells that contain the objective.
 Each cell and seed is a :class:`metaphrase.TrainingRun`, evaluated by translation retrieval in both directions. Its result
 is a JSON file, named by a digest of everything that determines it, so that an interrupted program resumes with the missing
@@ -85,11 +85,11 @@ class Options:
 
     model: str = field(default=STARTER, metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
     corpus: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: that of the demo)."}
+        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: the demo's)."}
     )
     test: list[str] = field(
         default_factory=lambda: [str(DATA / "demo")],
-        metadata={"help": "Folders of test sets (default: those of the demo)."},
+        metadata={"help": "Folders of test sets (default: the demo's)."},
     )
     steps: int = field(default=100, metadata={"help": "Optimiser steps of each cell."})
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each cell."})

@@ -16,7 +16,7 @@ header ``source target``, and ``report.json``. The same input and options produc
 
 Sampling takes one pass. Each pair has a pseudo-random key, and the pairs with the smallest keys form the sample.
 Duplicates therefore coincide, and memory is bounded by two samples (about 1 GB at the papers' sizes). Once a sample is
-full, pairs with larger keys are not tokenized; the report counts them as "not drawn".
+full, pairs with larger keys are not tokenised; the report counts them as "not drawn".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
 
-The folder's name is that of the model. The same release results in the same files, whatever was there before; the version is
+The folder is named after the model. The same release results in the same files, whatever was there before; the version is
 that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the release's own card and from
 ``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is written to ``model_cards/``.
 """

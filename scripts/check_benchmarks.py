@@ -4,7 +4,7 @@
     metaphrase evaluate MODEL --suite sib200 --data DATA --languages deu_Latn swh_Latn --prompt none --output results.json
     python scripts/check_benchmarks.py DATA EMBEDDINGS --results results.json
 
-Nothing here is imported from the package. The definitions are those of the papers and of their released code: SIB-200
+Nothing here is imported from the package. The definitions come from the papers and their released code: SIB-200
 (Adelani et al. 2024), LAReQA (Roy et al. 2020), SimAlign's itermax (Jalili Sabet et al. 2020), the alignment error rate (Och
 and Ney 2003), and xsim++ (Chen et al. 2023) with LASER's ratio margin. With ``--results``, scores that differ by more than
 0.1 are errors, and so are scores that none of the results has. Pass the results of all suites whose embeddings are there.

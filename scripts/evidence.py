@@ -5,7 +5,7 @@
     python scripts/evidence.py --time                        # measure the time of a step, on an otherwise idle machine
     python scripts/evidence.py --write                       # only write docs/evidence.md
 
-The recipes are those of ``configs/evidence.yaml``. A cell is a recipe with a seed. Its stages are the training, the choice of
+``configs/evidence.yaml`` lists the recipes. A cell is a recipe with a seed. Its stages are the training, the choice of
 the weight alpha on development data under guards, and each benchmark, for the encoder as trained, merged with the starter by
 alpha, and, if the recipe has one, in the form of its release. The starter is measured with and without its prompt.
 
@@ -319,7 +319,7 @@ class Evidence:
         write_part(cell.folder / "train.json", content)
 
     def run_config(self, cell: Cell, work: Path) -> RunConfig:
-        """The configuration of a cell: that of the demo, with its recipe."""
+        """The configuration of a cell: the demo's, with the cell's recipe."""
         work.mkdir(parents=True, exist_ok=True)
         recipe = work / "recipe.yaml"
         recipe.write_text(yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False), encoding="utf-8")
@@ -649,7 +649,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--reinitialise", type=int, default=0, metavar="N", help="Reinitialise its top N layers first."
     )
     parser.add_argument(
-        "--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: that of the demo)."
+        "--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: the demo's)."
     )
     parser.add_argument(
         "--results", default=str(RESULTS), help="Folder of the results, with a subfolder for each setting."

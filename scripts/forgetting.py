@@ -498,7 +498,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--only", nargs="+", default=[""], help="Train recipes with one of these names, or parts of names."
     )
-    parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: that of the demo).")
+    parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: the demo's).")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=1, help="Recipes that are trained and measured at a time.")

@@ -158,7 +158,7 @@ def trained(encoder: Path, at: int, options: Options) -> Path:
 
 
 def measured(name: str, encoder: str, options: Options) -> list[dict[str, Any]]:
-    """Measure an encoder on all gold links: with the default settings, and with those of the first fifth."""
+    """Measure an encoder on all gold links: with the default settings, and with the settings chosen on the first fifth."""
     folder = str(Path(options.output) / "evaluation")
     found = evaluate(EvaluateOptions(model=encoder, suite="word-alignment", data=options.data, output_dir=folder))
     if found["failed"]:

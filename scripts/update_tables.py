@@ -5,7 +5,7 @@
 
 An option stores the results of a run under ``scripts/results``; every call then rewrites the tables of all pages from the
 stored results. Stored results are not replaced by results of fewer languages, scores or pairs: delete their file first. The
-tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those of docs/speed.md and
+tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, the tables of docs/speed.md and
 docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_scale.py`` there.
 """
 
@@ -505,10 +505,10 @@ def trained_aligner_table(content: dict[str, Any]) -> str:
 
 
 def scores(row: dict[str, Any]) -> str:
-    """Format the measures of one aligner as table cells."""
+    """Format the measures of one aligner, which are fractions, as table cells in percent."""
     low, high = row["aer_interval"]
-    measures = " | ".join(f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
-    return f"{row['aer']:.3f} [{low:.3f}, {high:.3f}] | {measures} | {row['pairs_per_second']:,.0f}"
+    measures = " | ".join(f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1"))
+    return f"{100 * row['aer']:.1f} [{100 * low:.1f}, {100 * high:.1f}] | {measures} | {row['pairs_per_second']:,.0f}"
 
 
 def is_default(row: dict[str, Any], section: dict[str, Any]) -> bool:
@@ -556,7 +556,8 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
             for level, method in settings:
                 key = {"layer": layer, "level": level, "method": method}
                 row = next(row for row in section["rows"] if key.items() <= row.items())
-                cells.append(f"**{row['aer']:.3f}**" if is_default(row, section) else f"{row['aer']:.3f}")
+                cell = f"{100 * row['aer']:.1f}"
+                cells.append(f"**{cell}**" if is_default(row, section) else cell)
             layers.append(f"| {layer} | {' | '.join(cells)} |")
         tables["word_alignment_layers"] = "\n".join(layers)
     return tables

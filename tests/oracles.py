@@ -431,7 +431,7 @@ def guided_soft_ranking_loop(
 
 
 def word_places(row: dict[str, str], side: str, tokenizer: Any) -> list[range]:
-    """Positions of the pieces of each word, tokenized word by word."""
+    """Positions of the pieces of each word, tokenised word by word."""
     words, at = [], 1
     for word in row[side].split():
         end = at + len(tokenizer(word, add_special_tokens=False)["input_ids"])

@@ -5,7 +5,7 @@
     python trainers/finetune_tagging.py --config configs/finetune/amber-pos.yaml \
         --model out/amber --train UD_English-EWT --dev UD_English-EWT --test ud-treebanks --output_dir out/pos
 
-F1 is that of seqeval on plain tags, as in XTREME; ``evaluation.transfer.tag_scores`` explains it.
+F1 is seqeval's on plain tags, as in XTREME; ``evaluation.transfer.tag_scores`` explains it.
 ``evaluation.transfer.running`` documents the selection of checkpoints, ``evaluation.transfer.data`` the data. The papers'
 hyper-parameters are in ``configs/finetune``. Run again, an interrupted program resumes, and a finished one prints its
 table.

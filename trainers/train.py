@@ -6,7 +6,7 @@ Run it on one machine, or on several processes with torchrun::
     torchrun --nproc_per_node 8 trainers/train.py --recipe dap --paper_training true --model xlm-roberta-base \
         --corpus corpus/ --output_dir out/dap
 
-The options are those of ``metaphrase train``, which adds YAML files and tables. To change what happens beyond them, start
+It has the options of ``metaphrase train``, which adds YAML files and tables. To change what happens beyond them, start
 from ``trainers/dap.py``.
 """
 
@@ -24,7 +24,7 @@ from metaphrase.io.environment import prepare_process
 def main(argv: Sequence[str]) -> int:
     """Train, release, and print where the results are."""
     parser = HfArgumentParser(RunConfig, usage="python trainers/train.py [OPTIONS]", allow_abbrev=False)
-    # Only what is given reaches the configuration: other settings are those of the recipe.
+    # Only what is given reaches the configuration: other settings come from the recipe.
     namespace = argparse.Namespace(**dict.fromkeys((option.name for option in fields(RunConfig)), ...))
     given = vars(parser.parse_args(list(argv), namespace))
     config = RunConfig(**{name: value for name, value in given.items() if value is not ...})

@@ -46,7 +46,7 @@ RESULTS = Path(__file__).parent / "results"
 OTHER_RESULTS = Path(__file__).parents[2] / "out" / "benchmarks"
 #: Rows by name, in the order in which they are measured.
 ROWS = {**rows.ROWS, **rates.ROWS, **isolated.ROWS, **engines.ROWS, **commands.ROWS}
-#: Rows that are measured on a CPU only if they are named: most of their time is that of a compiler.
+#: Rows that are measured on a CPU only if they are named: a compiler takes most of their time.
 NAMED = ("compiled",)
 #: Rows with tables of their own.
 TABLES = ("flops", "profile")

@@ -27,7 +27,7 @@ from metaphrase.io.files import PACKAGED_DATA as DATA
 MAX_LENGTH = 32
 
 #: Lengths of source and target of every 166th pair of Tatoeba v1's 36 languages (LASER), sorted: pieces of XLM-R with
-#: special tokens, truncated to 32. The means are those of all 31,692 pairs, 11.4 and 10.8.
+#: special tokens, truncated to 32. The means over all 31,692 pairs are 11.4 and 10.8.
 TATOEBA = """
 4,6 5,7 6,6 6,6 6,7 6,7 6,8 6,8 6,9 7,6 7,6 7,7 7,7 7,7 7,7 7,7 7,8 7,8 7,8 7,8 7,9 7,9 7,10 7,10 8,6 8,6 8,7 8,7 8,7
 8,7 8,7 8,8 8,8 8,8 8,8 8,8 8,8 8,8 8,9 8,9 8,9 8,9 8,9 8,10 8,10 8,11 8,11 9,6 9,7 9,7 9,7 9,7 9,8 9,8 9,8 9,8 9,8 9,9

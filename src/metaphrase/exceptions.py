@@ -44,7 +44,7 @@ class AlignmentFormatError(CorpusError):
 
 
 class DataMismatchError(DataError):
-    """Inputs that do not belong together, such as two results over different pairs."""
+    """Inputs that do not match, such as two results over different pairs."""
 
 
 class ModelError(MetaphraseError, ValueError):

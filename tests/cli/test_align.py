@@ -340,7 +340,7 @@ def test_killed_half_way_it_goes_on(tmp_path):
     other = again("--aligner", "hmm")
     assert other.returncode == 2
     assert (
-        "out.tsv.partial holds the work of another command, which differs in: aligner. Repeat that command"
+        "out.tsv.partial holds the work of another command, which differs in: aligner. Run that command again"
         in other.stderr
     )
     same = again()

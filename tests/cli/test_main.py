@@ -244,6 +244,7 @@ def test_help_leads_with_the_options_that_people_use(command, capsys):
         assert len(text.splitlines()) < 60 or flag == "--help-all"  # examples and exit status follow
     leading = [name for group in LEADING.values() for name in group if name != "seeds" or command == "train"]
     assert shown["--help"][: len(leading)] == leading
+    assert len(leading) <= 20
     assert len(shown["--help"]) < 30
     assert "adam_beta1" in shown["--help-all"]
     assert {option.name for option in fields(RunConfig)} <= set(shown["--help-all"])

@@ -241,8 +241,8 @@ def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
             "--vector",
             tmp_path / "x" / "v.safetensors",
         ],
-        "which is read": [base, vector, "--vector", vector],
-        "which is read. ": [base, sw, "--vector", sw / "model.safetensors"],
+        "would overwrite the input": [base, vector, "--vector", vector],
+        "would overwrite the input ": [base, sw, "--vector", sw / "model.safetensors"],
         "Load the model that the vector was made from": [sw, vector, "-o", tmp_path / "x"],
         "There is no task vector": [base, tmp_path / "none.safetensors", "-o", tmp_path / "x"],
         "'alpha' must be a number": [base, sw, "--alpha", "nan", "-o", tmp_path / "x"],
@@ -385,7 +385,7 @@ def test_an_encoder_without_a_prompt_gains_nothing_by_that(tiny_encoder, texts, 
 
 def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
     cases = {
-        "needs data that show the gain": ["--alpha", "auto"],
+        "needs data to measure the gain": ["--alpha", "auto"],
         "Pass them with --alpha auto": ["--alpha", 0.5, "--dev", dev],
         "have the same name": ["--alpha", "auto", "--dev", dev, "--guard", dev],
         "must be a number that is finite or 'auto'": ["--alpha", "most"],

@@ -149,7 +149,7 @@ def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monk
     main(["mine", *texts, "-o", str(tmp_path / "all.tsv"), *SETTINGS])
     error = " ".join(capsys.readouterr().err.split())
     assert "Suggestion: --threshold" in error
-    assert "keeps 5 pairs. Expected: precision 0.80, recall 0.70, F1 0.75. This is a rough estimate" in error
+    assert "keeps 5 pairs. Expected: precision 80 %, recall 70 %, F1 75 %. This is a rough estimate" in error
     main(["mine", *texts, "-o", str(tmp_path / "auto.tsv"), *SETTINGS, "--threshold", "auto"])
     assert len(rows_of(tmp_path / "auto.tsv")) == 5
     assert json.loads((tmp_path / "auto.tsv.json").read_text())["expected"] == {
@@ -157,7 +157,7 @@ def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monk
         "recall": 0.7,
         "f1": 0.75,
     }
-    assert "Expected among the pairs: precision 0.80" in " ".join(capsys.readouterr().err.split())
+    assert "Expected among the pairs: precision 80 %" in " ".join(capsys.readouterr().err.split())
     monkeypatch.setattr(workflow, "suggest_threshold", lambda pairs, *ways, **how: (None, pairs.score_c))
     assert main(["mine", *texts, "-o", str(tmp_path / "none.tsv"), *SETTINGS, "--threshold", "auto"]) == 2
     assert "No threshold can be suggested" in capsys.readouterr().err

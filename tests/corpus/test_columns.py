@@ -110,7 +110,7 @@ def test_translations_of_a_data_set_in_memory(tmp_path):
     assert pairs_of(load_corpus(tmp_path / "pairs.parquet")) == PAIRS
     assert pairs_of(load_corpus(Dataset.from_list(rows))) == PAIRS
     assert pairs_of(load_corpus([Dataset.from_list(rows[:2]), Dataset.from_list(rows[2:])])) == PAIRS
-    with pytest.raises(UsageError, match="neither streamed nor stored again"):
+    with pytest.raises(UsageError, match="neither streamed nor stored"):
         load_corpus(Dataset.from_list(rows), streaming=True)
 
 
@@ -135,7 +135,7 @@ def test_one_column_alone_and_files_without_columns_are_refused(tmp_path):
     path = write_rows(tmp_path, "csv")
     with pytest.raises(UsageError, match="both sides: source_column and target_column"):
         load_corpus(path, source_column="positive")
-    with pytest.raises(UsageError, match="Both sides are the column 'positive'"):
+    with pytest.raises(UsageError, match="The column 'positive' cannot be both sides"):
         load_corpus(path, source_column="positive", target_column="positive")
     for side in ("sw", "en"):
         write(tmp_path / f"x.{side}", "a\n")

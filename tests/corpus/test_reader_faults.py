@@ -63,7 +63,7 @@ def test_no_text_is_read_twice(tmp_path, monkeypatch, capsys, fault):
     ]
     for corpus in doubled:
         for how in ({}, {"streaming": True}, {"on_disk": tmp_path / "disk"}):
-            with pytest.raises(CorpusError, match=r"are one text, which would be read twice\. Pass one of them"):
+            with pytest.raises(CorpusError, match=r"contain the same text and would be read twice\. Pass one of them"):
                 load_corpus(corpus, languages=["sw"], **how)
         words = [*map(str, corpus), "--source_lang", "sw", "-o", str(tmp_path / "links.tsv")]
         assert main(["align", *words]) == 2
@@ -534,7 +534,7 @@ def test_read_pairs_gives_lines_and_columns(tmp_path):
     assert report.dropped == {"empty side": 1}
     make_folder(tmp_path)
     tsv(tmp_path / "te-en.tsv")
-    with pytest.raises(ValueError, match="Give the path of one of them"):
+    with pytest.raises(ValueError, match="Pass the path of one of them"):
         next(read_pairs(tmp_path))
 
 

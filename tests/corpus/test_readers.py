@@ -454,7 +454,7 @@ def test_shards_of_a_folder_are_read_or_named(tmp_path, caplog):
     (tmp_path / "torn.parquet").unlink()
     tsv(tmp_path / "sw-en.tsv")
     assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS
-    assert any(re.match(r"Not read: .*news\.parquet\. Other files", message) for message in caplog.messages)
+    assert any(re.match(r"Skipped: .*news\.parquet\. Other files", message) for message in caplog.messages)
 
 
 def test_shards_of_other_splits_are_not_read(tmp_path):

@@ -124,7 +124,7 @@ def test_an_encoder_of_the_hub_keeps_its_name_and_is_there_offline(hub, monkeypa
     ("refusal", "error", "message"),
     [
         ({"status": 401}, HubAccessError, r"does not accept HF_TOKEN for acme/tiny \(401\)"),
-        ({"status": 403}, HubAccessError, r"does not let HF_TOKEN read acme/tiny \(403\)"),
+        ({"status": 403}, HubAccessError, r"does not allow HF_TOKEN to read acme/tiny \(403\)"),
         ({"status": 403, "code": "GatedRepo"}, HubAccessError, r"acme/tiny is gated"),
         ({"status": 404, "code": "RepoNotFound"}, HubMissingError, r"The Hub has no repository acme/tiny"),
         ({"status": 503}, HubConnectionError, r"The download of acme/tiny failed"),

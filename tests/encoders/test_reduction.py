@@ -265,7 +265,7 @@ def test_layers_that_do_not_exist_are_named(tiny_encoder, keep):
 
 
 def test_an_encoder_keeps_a_layer(tiny_encoder):
-    with pytest.raises(UsageError, match="at least one layer, but none of its 2 is kept"):
+    with pytest.raises(UsageError, match="at least one layer, but none of its 2 would be kept"):
         prune_layers(tiny_encoder, [])
 
 

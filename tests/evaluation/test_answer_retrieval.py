@@ -197,7 +197,7 @@ def test_other_json_is_refused(tmp_path, text):
 def test_languages_must_have_the_same_questions(tmp_path):
     write_answers(tmp_path, languages=["de"])
     write_answers(tmp_path, paragraphs=[["one", "two"]], languages=["en"])
-    with pytest.raises(DataMismatchError, match="those of en and de differ"):
+    with pytest.raises(DataMismatchError, match="the questions of en and de differ"):
         load_answer_folder(tmp_path)
     with pytest.raises(MissingFileError, match=r"no questions in sw\. It has: de, en"):
         load_answer_folder(tmp_path, ["sw"])

@@ -6,7 +6,7 @@ import pytest
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.measures import MEASURES, STS_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result
-from metaphrase.evaluation.significance import holm, paired_bootstrap, pooled_paired_bootstrap
+from metaphrase.evaluation.significance import holm, percentile_interval, resampled_means, two_sided_p_value
 from metaphrase.exceptions import DataError, DataMismatchError
 
 
@@ -47,23 +47,23 @@ def sides():
 def test_rows_are_those_of_the_paired_bootstrap(sides, statistic):
     before, after = sides
     compared = compare(*(items_result(one, statistic=statistic) for one in sides), resamples=500, seed=3)
-    tests = {
-        language: paired_bootstrap(before[language], after[language], resamples=500, seed=3) for language in after
-    }
-    adjusted = holm({language: test.p_value for language, test in tests.items()})
+    gained = {language: np.subtract(after[language], before[language]) for language in after}
+    drawn = {language: resampled_means({"": one}, resamples=500, seed=3) for language, one in gained.items()}
+    p_values = {language: two_sided_p_value(one) for language, one in drawn.items()}
+    adjusted = holm(p_values)
     assert list(compared["languages"]) == list(after)
-    for language, test in tests.items():
+    for language, one in gained.items():
         row = compared["languages"][language]
-        assert row["difference"] == pytest.approx(test.difference)
-        assert row["interval"] == pytest.approx(list(test.interval))
-        assert (row["n"], row["p_value"], row["p_adjusted"]) == (test.n, test.p_value, adjusted[language])
+        assert row["difference"] == pytest.approx(100 * one.mean())
+        assert row["interval"] == pytest.approx(percentile_interval(drawn[language]))
+        assert (row["n"], row["p_value"], row["p_adjusted"]) == (len(one), p_values[language], adjusted[language])
         assert row["before"] == pytest.approx(100 * np.mean(before[language]))
         assert row["after"] == pytest.approx(100 * np.mean(after[language]))
     assert [row["verdict"] for row in compared["languages"].values()] == ["better", "tie", "better"]
-    pooled = pooled_paired_bootstrap(before, after, resamples=500, seed=3)
-    assert compared["pooled"]["difference"] == pytest.approx(pooled.difference)
-    assert compared["pooled"]["interval"] == pytest.approx(list(pooled.interval))
-    assert compared["pooled"]["p_value"] == pooled.p_value
+    pooled = resampled_means(gained, resamples=500, seed=3)
+    assert compared["pooled"]["difference"] == pytest.approx(100 * np.mean([one.mean() for one in gained.values()]))
+    assert compared["pooled"]["interval"] == pytest.approx(percentile_interval(pooled))
+    assert compared["pooled"]["p_value"] == two_sided_p_value(pooled)
     assert (compared["pooled"]["n"], compared["pooled"]["languages"]) == (185, 3)
     assert compared["settings"]["resamples"] == 500
 

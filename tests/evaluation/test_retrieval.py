@@ -479,6 +479,14 @@ def test_evaluator(tiny_encoder, tmp_path):
     assert float(rows[0]["mean_accuracy"]) == 0.75
 
 
+def test_the_log_of_an_evaluator_is_in_percent(tiny_encoder, caplog):
+    sets = {"sw": ParallelSet("sw", ("the dog", "the cat"), ("the dog", "the cat"))}
+    with caplog.at_level(logging.INFO):
+        metrics = RetrievalEvaluator(sets, name="dev", write_csv=False)(tiny_encoder, steps=5)
+    assert metrics["dev_mean_accuracy"] == 1.0
+    assert "dev at step 5: mean_accuracy 100.0 %" in caplog.text
+
+
 def test_evaluator_writes_no_file_on_request(tiny_encoder, tmp_path):
     sets = {"sw": ParallelSet("sw", ("paka",), ("cat",))}
     RetrievalEvaluator(sets, write_csv=False)(tiny_encoder, str(tmp_path))

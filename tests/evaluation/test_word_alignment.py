@@ -13,7 +13,6 @@ from metaphrase.evaluation.word_alignment import (
     RULES,
     GoldPair,
     WordAlignmentEvaluator,
-    alignment_error_interval,
     alignment_scores,
     evaluate_word_alignment,
     load_gold_lines,
@@ -90,23 +89,6 @@ def test_the_ends_of_the_scale():
 def test_sides_of_different_length_are_refused():
     with pytest.raises(ValueError, match="argument 2 is longer"):
         alignment_scores([[(0, 0)]], [[(0, 0)], []], [[(0, 0)], []])
-
-
-def test_the_interval_holds_the_error_rate_and_follows_the_sentences():
-    rng = np.random.default_rng(0)
-    predicted, gold = ([random_links(rng, rng.integers(3, 15)) for _ in range(60)] for _ in range(2))
-    low, high = alignment_error_interval(predicted, gold, gold, resamples=2000)
-    assert low < alignment_scores(predicted, gold, gold).aer < high
-    assert alignment_error_interval(predicted, gold, gold, resamples=2000) == (low, high)
-    # the same sentence again and again: nothing varies
-    same = alignment_error_interval([predicted[0]] * 9, [gold[0]] * 9, [gold[0]] * 9, resamples=100)
-    assert same[0] == pytest.approx(same[1])
-    # drawn by hand, with replacement
-    errors = []
-    for _ in range(2000):
-        drawn = rng.integers(60, size=60)
-        errors.append(alignment_scores(*([side[at] for at in drawn] for side in (predicted, gold, gold))).aer)
-    np.testing.assert_allclose((low, high), np.quantile(errors, [0.025, 0.975]), atol=0.02)
 
 
 def test_gold_strings():

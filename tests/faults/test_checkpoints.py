@@ -29,6 +29,7 @@ from metaphrase.checkpoints.folders import (
 )
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, NonFiniteError, UsageError
+from metaphrase.io.digests import json_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.training.resuming import RunFacts
 from tests.conftest import mostly_slow
@@ -112,8 +113,8 @@ class Payload:
 @pytest.mark.parametrize(
     ("name", "states"),
     [
-        ("optimizer.pt", "optimizer or schedule"),
-        ("scheduler.pt", "optimizer or schedule"),
+        ("optimizer.pt", "optimiser or schedule"),
+        ("scheduler.pt", "optimiser or schedule"),
         ("rng_state.pth", "random states"),
     ],
 )
@@ -229,7 +230,7 @@ def test_a_newer_format_is_refused_with_both_versions(make_trainer, trained, fau
     del manifest["sha256"]
     manifest["format"] += 1
     manifest["versions"]["metaphrase"] = "99.0"
-    path.write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
+    path.write_text(json.dumps({**manifest, "sha256": json_digest(manifest)}))
     refused = 0
     for asked in (True, str(trained / "checkpoint-4")):
         with pytest.raises(

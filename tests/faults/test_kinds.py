@@ -81,7 +81,7 @@ def kinds(tmp_path) -> dict[str, tuple[bytes, str]]:
         "parquet": (table(tmp_path, pq.write_table), "a Parquet file. Rename it to .parquet"),
         "arrow": (table(tmp_path, feather.write_feather), "an Arrow file"),
         "sqlite": (database(tmp_path), "an SQLite database"),
-        "web page": (page, "a web page, perhaps that of a failed download"),
+        "web page": (page, "a web page, perhaps of a failed download"),
         "packed web page": (gzip.compress(page), "a web page"),
         "pointer": (pointer, "a Git LFS pointer without its content. Run git lfs pull"),
         "carriage returns": (TEXT.replace("\n", "\r").encode(), "text whose lines end in carriage returns. Convert"),

@@ -218,7 +218,7 @@ REFUSED = [
     ),
     (CONFIG, {"model_type": "alignment_heads", "objectives": {"x": {"objective": "os:system"}}}, "not a text encoder"),
     (CONFIG, {"model_type": "clip"}, "not a text encoder"),
-    (CONFIG, {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized weights are not supported"),
+    (CONFIG, {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised weights are not supported"),
     (CONFIG, {"transformers_weights": "../evil.safetensors"}, "weights must be in model.safetensors"),
     (
         CALL,
@@ -428,7 +428,7 @@ def test_heads_are_loaded_completely_or_refused(tiny_encoder, tokenizer, tmp_pat
 DAMAGED_HEADS = [
     ("{", "config.json of .*heads is not valid JSON"),
     ("[]", "config.json of .*heads must contain an object"),
-    ("{}", "config.json of .*heads is not that of training heads: it has no encoder"),
+    ("{}", "config.json of .*heads is not a file of training heads: it has no encoder"),
     ({"encoder": {"hidden_size": 48}}, r"weights of .*heads do not fit its config.json: \d+ of another shape .*48"),
     ({"encoder": {"hidden_size": 10**6}}, "config.json of .*heads describes a model of [0-9,]+ values, but"),
     ({"encoder": {"hidden_size": "32"}}, "config.json of .*heads does not describe training heads"),
@@ -535,7 +535,7 @@ def charsmap(content):
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        (only_special_tokens, "knows no word: its vocabulary is missing or empty"),
+        (only_special_tokens, "knows no words: its vocabulary is missing or empty"),
         (ids_beyond_the_embeddings, "has ids of pieces up to 5000, but the encoder has 120 embeddings"),
         (no_unknown_token, r"Missing \[UNK\] token|WordPiece error"),
         (dropout, "has a BPE dropout, which chooses pieces at random"),

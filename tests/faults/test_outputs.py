@@ -121,7 +121,7 @@ def test_a_run_does_not_write_into_its_model(settings, base, corpus, command, tm
     (base / MARK).touch()  # also if this library wrote it
     before, tried, survived = tree(tmp_path / "models"), 0, 0
     for output in names_of(base):
-        words, said = [*flags(settings), "--output_dir", output], "is, or contains, that of the model"
+        words, said = [*flags(settings), "--output_dir", output], "is, or contains, the folder of the model"
         config = RunConfig(**settings, output_dir=str(output))
         adapted = {"corpus": [str(corpus)], "languages": ["de"], "model": str(base), "output_dir": str(output)}
         survived += (
@@ -137,7 +137,7 @@ def test_a_run_does_not_write_into_its_model(settings, base, corpus, command, tm
 
 
 def test_neither_trainer_nor_release_nor_export_write_into_the_model(base, bitext, command, tmp_path, fault):
-    before, said = tree(tmp_path / "models"), "is, or contains, that of the model"
+    before, said = tree(tmp_path / "models"), "is, or contains, the folder of the model"
     encoder = load_encoder(base, device="cpu")
     loss = AlignmentLoss(encoder, Recipe.load("tr"), max_length=24)
     arguments = AlignmentTrainingArguments(output_dir=str(base), use_cpu=True, report_to="none")
@@ -220,7 +220,7 @@ def test_a_report_does_not_replace_that_of_its_run(tiny_encoder, command, tmp_pa
     (run / "run.json").write_text('{"model": "starter", "files": [], "corpus": {"languages": []}}')
     (run / "report.json").write_text("{}")
     before = tree(run)
-    assert command("report", run, "--output_dir", run, said="is, or contains, that of the model")
+    assert command("report", run, "--output_dir", run, said="is, or contains, the folder of the model")
     assert tree(run) == before
 
 
@@ -253,7 +253,7 @@ def test_the_recipe_of_a_run_is_not_replaced(settings, command, tmp_path):
     (output / "recipe.yaml").write_text("# mine\n" + (output / "recipe.yaml").read_text())
     before = tree(output)
     words += ["--recipe", output / "recipe.yaml", "--output_dir", output]
-    assert command("train", *words, said="recipe.yaml, which is read")
+    assert command("train", *words, said="recipe.yaml. Choose another output.")
     assert tree(output) == before
 
 
@@ -306,9 +306,9 @@ def test_no_output_file_replaces_an_input(corpus, base, bitext, command, tmp_pat
     ]
     before = tree(tmp_path)
     for case in cases:
-        assert command(*case, said=", which is read. Choose another output.")
+        assert command(*case, said="would overwrite the input ")
     assert tree(tmp_path) == before
-    said, own = "which is read", str(corpus)
+    said, own = "would overwrite the input", str(corpus)
     actions = [
         lambda: mine_files(
             MiningOptions(
@@ -352,7 +352,7 @@ def test_lines_of_a_file_do_not_replace_it(corpus, tmp_path):
 
     child = Child(work, tmp_path / "log")
     assert child.wait() == 2
-    assert "which is read. Choose another output." in child.said()
+    assert "would overwrite the input " in child.said()
     assert corpus.read_bytes() == before
 
 

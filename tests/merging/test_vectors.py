@@ -418,8 +418,8 @@ def setter(name, value):
 
 DAMAGE = {
     "NaN scales": (set_nan, "weight: a value or scale is NaN"),
-    "another value": (lambda t, c: t["weight/values"].add_(1), "does not have the digest"),
-    "another alpha": (setter("alpha", 0.7), "does not have the digest"),
+    "another value": (lambda t, c: t["weight/values"].add_(1), "does not match its digest"),
+    "another alpha": (setter("alpha", 0.7), "does not match its digest"),
     "a missing tensor": (lambda t, c: t.pop("weight/scales"), "weight: 135 values in 4 bits are stored as"),
     "an unknown tensor": (lambda t, c: t.__setitem__("pickle", torch.ones(1)), "do not list 'pickle'"),
     "a huge shape": (
@@ -478,7 +478,7 @@ def test_a_truncated_or_flipped_file_is_refused(vector, tmp_path, fault):
 
 def test_other_files_are_refused(tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ModelFileError, match="holds something else"):
+    with pytest.raises(ModelFileError, match="is another kind of file"):
         TaskVector.load(tmp_path / "other.safetensors")
     for path in (tmp_path, tmp_path / "missing.safetensors"):
         with pytest.raises(MissingFileError, match="There is no task vector"):

@@ -108,7 +108,7 @@ def test_what_a_storage_in_memory_has_is_not_made_again(mine, words, tmp_path, c
     memory.pipe(embeddings, made[embeddings][0][:90])
     memory.rm("/reused/source/neighbours/000000.npz")
     assert main([*words, "-o", str(tmp_path / "x.tsv"), *LOCAL, *options, "2"]) == 2
-    assert "Repeat the command: it makes what is missing." in " ".join(capsys.readouterr().err.split())
+    assert "Run the command again to recompute it." in " ".join(capsys.readouterr().err.split())
     assert mine(*LOCAL, *options, 2) == expected
     assert {path: memory.cat(path) for path in made} == {path: content for path, (content, _) in made.items()}
     memory.rm("/reused", recursive=True)
@@ -135,7 +135,7 @@ def test_lost_and_damaged_files_are_made_again(mine, words, tmp_path, capsys, fa
         (storage / damaged).write_bytes(made[damaged][:90])
         (storage / neighbours.with_stem("000000")).unlink()
         assert main([*words, "-o", str(tmp_path / "mined.tsv"), *map(str, options)]) == 2
-        assert "Repeat the command: it makes what is missing." in " ".join(capsys.readouterr().err.split())
+        assert "Run the command again to recompute it." in " ".join(capsys.readouterr().err.split())
         assert mine(*options) == expected
         assert shards(storage) == made
     fault("I3", "lost and damaged files of mining on datatrove", tried=5, survived=5)

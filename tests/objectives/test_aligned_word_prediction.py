@@ -24,7 +24,7 @@ def swap(row):
 
 @pytest.fixture
 def pieces_of(tokenizer):
-    """Positions and ids of the pieces of each word of a text, tokenized word by word."""
+    """Positions and ids of the pieces of each word of a text, tokenised word by word."""
 
     def pieces_of(text):
         words, at = [], 1

@@ -202,7 +202,7 @@ def test_a_teacher_that_does_not_fit_is_refused(make_loss, tiny_encoder, teacher
     with pytest.raises(UsageError, match=r"'teacher' of 'anchor' cannot be loaded\. A maximum length of 70 tokens"):
         make_loss("anchor", teacher=str(teacher_dir), max_length=70)
     for args in ({"teacher": "starter"}, {"toward": "target"}, {"normalize": False}):
-        with pytest.raises(UsageError, match="are about the embeddings of single sentences"):
+        with pytest.raises(UsageError, match="apply to the embeddings of single sentences"):
             make_loss("anchor", level="tokens", **args)
 
 

@@ -78,7 +78,7 @@ def test_two_passes_without_positions_are_reported_once(make_loss, encoder_of, c
 
 
 def test_two_embedding_passes_need_an_embedding_layer_that_takes_states(make_loss, encoder_of):
-    with pytest.raises(ModelError, match=r"that of ModernBertModel accepts none. Use positions 'single'"):
+    with pytest.raises(ModelError, match=r"the layer of ModernBertModel accepts none. Use positions 'single'"):
         make_loss("rtl", model=encoder_of("modernbert"), positions="double")
 
 

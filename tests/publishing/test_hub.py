@@ -248,8 +248,8 @@ class TestRefusals:
         ("token", "repo_id", "message"),
         [
             ("hf_wrongwrongwrongwrong", "acme/tiny", r"does not accept HF_TOKEN for acme/tiny \(401\)"),
-            ("hf_write", "nobody/tiny", r"does not let HF_TOKEN write to nobody/tiny \(403\): .* access to 'nobody'"),
-            ("hf_read", "acme/tiny", r"does not let HF_TOKEN write to acme/tiny \(403\)"),
+            ("hf_write", "nobody/tiny", r"does not allow HF_TOKEN to write to nobody/tiny \(403\): .* access to 'nobody'"),
+            ("hf_read", "acme/tiny", r"does not allow HF_TOKEN to write to acme/tiny \(403\)"),
         ],
     )
     def test_name_repository_and_token_but_not_its_value(
@@ -267,7 +267,7 @@ class TestRefusals:
 
     def test_a_read_token_cannot_write_to_an_existing_repository(self, online, released):
         push(released, "acme/tiny")
-        with pytest.raises(PermissionError, match=r"does not let the given token write to acme/tiny \(403\)"):
+        with pytest.raises(PermissionError, match=r"does not allow the given token to write to acme/tiny \(403\)"):
             push(released, "acme/tiny", token="hf_other")
 
     def test_without_a_token_nothing_is_asked(self, online, released, monkeypatch):
@@ -279,7 +279,7 @@ class TestRefusals:
     def test_a_vanished_repository(self, online, released):
         online.faults.append({"path": "/preupload/", "status": 404, "code": "RepoNotFound"})
         with pytest.raises(
-            FileNotFoundError, match=r"has no repository acme/tiny, or does not show it to HF_TOKEN \(404\)"
+            FileNotFoundError, match=r"has no repository acme/tiny, or HF_TOKEN has no access to it \(404\)"
         ):
             push(released, "acme/tiny")
 
@@ -290,10 +290,10 @@ class TestRefusals:
         HfApi().update_repo_settings("acme/gated", gated="manual")
         read = partial(download, cache_dir=tmp_path / "theirs")
         with pytest.raises(
-            FileNotFoundError, match=r"has no repository acme/secret, or does not show it to the given token"
+            FileNotFoundError, match=r"has no repository acme/secret, or the given token has no access to it"
         ):
             read("acme/secret", token="hf_other")
-        with pytest.raises(PermissionError, match=r"acme/gated is gated, .* the given token \(403\): ask for access"):
+        with pytest.raises(PermissionError, match=r"acme/gated is gated, and the given token has no access to it \(403\): request access"):
             read("acme/gated", token="hf_other")
         with pytest.raises(FileNotFoundError, match=r"has no repository acme/nothing"):
             read("acme/nothing")
@@ -305,7 +305,7 @@ class TestRefusals:
         """The client itself advises to check the connection."""
         push(released, "acme/tiny")
         online.faults.append({"path": "/resolve/.*/config.json", "status": 403, "times": 9})
-        with pytest.raises(PermissionError, match=r"does not let HF_TOKEN read acme/tiny \(403\)"):
+        with pytest.raises(PermissionError, match=r"does not allow HF_TOKEN to read acme/tiny \(403\)"):
             download("acme/tiny", cache_dir=tmp_path / "cache")
 
     @pytest.mark.long
@@ -833,7 +833,7 @@ class TestOverXet:
         assert remote_files(xet, "acme/secret", "next/one") == release_files(template)
         self.assert_comes_back(released, tmp_path / "a", repo_id="acme/secret", revision="next/one")
         self.assert_comes_back(other, tmp_path / "b", repo_id="acme/secret")
-        with pytest.raises(FileNotFoundError, match="or does not show it to the given token"):
+        with pytest.raises(FileNotFoundError, match="or the given token has no access to it"):
             download("acme/secret", token="hf_other", cache_dir=tmp_path / "theirs")
 
     @pytest.mark.parametrize(
@@ -1105,8 +1105,8 @@ class TestBeforeTraining:
         ("token", "name", "message"),
         [
             ("hf_wrong", "acme/run", r"does not accept the given token for acme/run \(401\)"),
-            ("hf_write", "nobody/run", r"does not let the given token write to nobody/run \(403\)"),
-            ("hf_read", "acme/new", r"does not let the given token write to acme/new \(403\)"),
+            ("hf_write", "nobody/run", r"does not allow the given token to write to nobody/run \(403\)"),
+            ("hf_read", "acme/new", r"does not allow the given token to write to acme/new \(403\)"),
         ],
     )
     def test_refusals_of_the_hub_are_reported(self, online, make, waits, fault, token, name, message):
@@ -1120,9 +1120,9 @@ class TestBeforeTraining:
     def test_a_repository_that_is_there_must_be_writable(self, online, make, fault):
         """A token that may not make it may still read it, which the client takes for success."""
         HfApi().create_repo("acme/run")
-        with pytest.raises(HubAccessError, match=r"does not let the given token write to acme/run \(403\)"):
+        with pytest.raises(HubAccessError, match=r"does not allow the given token to write to acme/run \(403\)"):
             make(hub_token="hf_read")
-        with pytest.raises(HubAccessError, match=r"does not let the given token write to acme/run \(403\)"):
+        with pytest.raises(HubAccessError, match=r"does not allow the given token to write to acme/run \(403\)"):
             make(hub_token="hf_other")
         assert make().hub_model_id == "acme/run"
         fault("G1", "before training: a read-only token, or another user's", tried=2, survived=2)

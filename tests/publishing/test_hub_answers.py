@@ -101,7 +101,7 @@ def test_python_and_corpora_say_the_same(online, released, corpus, told):
     for what, call in ((released, push), (corpus, push_corpus)):
         online.faults[:] = [{"path": "/repos/create", "body": b"<html>", "headers": HTML, "times": 2}]
         with pytest.raises(
-            HubConnectionError, match=r"answer of the Hub at \S+ is not understood \(JSONDecodeError"
+            HubConnectionError, match=r"unexpected response from the Hub at \S+ \(JSONDecodeError"
         ) as e:
             call(what, "acme/tiny")
         assert told("push", what, "--repo", "acme/tiny") == f"metaphrase push: {e.value}"
@@ -283,7 +283,7 @@ def test_unusual_branches(online, released, told, revision):
     """They reach the Hub as they are, or not at all."""
     online.faults.append({"path": "/branch/", "status": 400, "error": "no branch", "times": 9})
     line = told("push", released, "--repo", "acme/tiny", "--revision", revision)
-    assert "no branch" in line or "is not understood" in line
+    assert "no branch" in line or "unexpected response" in line
 
 
 def test_a_token_is_in_no_name(online, released, told, capsys):
@@ -313,7 +313,7 @@ def test_the_name_of_another_repository(hub, online, released, told, url, status
     answer = {"path": "/repos/create", "status": status, "body": f'{{"url": "{address}"}}'.encode(), "headers": JSON}
     online.faults[:] = [answer | {"times": 9}]
     line = told("push", released, "--repo", "acme/tiny", "--private")
-    assert re.search(r"acme/tiny was requested, and the Hub names '|not understood", line)
+    assert re.search(r"acme/tiny was requested, but the Hub returned '|unexpected response", line)
     with pytest.raises(MetaphraseError):
         make_repository("tiny")
     assert not any(repository.resolve("main").tree for repository in online.repositories.values())
@@ -327,4 +327,4 @@ def test_the_name_of_a_commit_that_is_none(online, released, told, commit):
     body = {"commitUrl": f"{online.url}/acme/tiny/commit/{commit}", "commitOid": commit}
     online.faults.append({"path": "/commit/", "body": str(body).replace("'", '"').replace("None", "null").encode()})
     online.faults[0]["headers"] = JSON
-    assert re.search("not understood|which is not the id of one", told("push", released, "--repo", "acme/tiny"))
+    assert re.search("unexpected response|which is not a commit id", told("push", released, "--repo", "acme/tiny"))

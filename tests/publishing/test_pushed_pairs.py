@@ -91,7 +91,7 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(mine, online, tmp_path
     assert online.requests == []
     monkeypatch.setenv("HF_TOKEN", "hf_read")
     assert mine("--push_to_hub", "acme/pairs") == 2
-    assert "does not let HF_TOKEN write to acme/pairs (403)" in " ".join(capsys.readouterr().err.split())
+    assert "does not allow HF_TOKEN to write to acme/pairs (403)" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.glob("mined*"))
 
 

@@ -23,9 +23,9 @@ def result(share, seed, n=200):
 
 @pytest.fixture
 def write(tmp_path):
-    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200, options=""):
+    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200, **settings):
         facts = {"recipe": {"name": recipe}, "seed": seed, "model": "starter", "steps": steps, "files": []}
-        facts["command"] = f"metaphrase train --recipe {recipe} --seed {seed} --output_dir '{name}' {options}"
+        facts["settings"] = {"recipe": recipe, "seed": seed, "output_dir": name, **settings}
         report = {
             "run": facts,
             "before": {test: result(0.5, 0, n) for test in tests},
@@ -82,8 +82,8 @@ def test_configurations_of_one_recipe_are_named_by_their_folders(write):
 
 def test_other_options_are_another_configuration(write):
     """The facts of a run name neither the learning rate nor most other options."""
-    runs = [write(f"{rate}-{seed}", seed=seed, options=f"--learning_rate {rate}") for rate in "12" for seed in (1, 2)]
-    runs.append(write("resumed", seed=3, options="--resume_from_checkpoint true --learning-rate=1"))
+    runs = [write(f"{rate}-{seed}", seed=seed, learning_rate=rate) for rate in (1.0, 2.0) for seed in (1, 2)]
+    runs.append(write("resumed", seed=3, resume_from_checkpoint="true", learning_rate=1.0))
     rows = [(row["configuration"], row["seeds"]) for row in compare_runs(runs)]
     assert rows == [(str(runs[0]), [1, 2, 3]), (str(runs[2]), [1, 2])]
 
@@ -106,6 +106,16 @@ def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):
             DataError, match=r"report\.json is damaged. Write it again with `metaphrase report '.*my a'`"
         ):
             compare_runs(runs[:1])
+
+
+def test_a_run_without_settings_is_refused(write):
+    """It may differ from the others in any option."""
+    path = write("a") / "report.json"
+    report = json.loads(path.read_text())
+    del report["run"]["settings"]
+    path.write_text(json.dumps(report))
+    with pytest.raises(DataError, match=r"report\.json lacks the settings of the run, .* Train the run again"):
+        compare_runs([path.parent])
 
 
 def test_the_command_prints_and_draws(write, tmp_path, capsys):

@@ -6,8 +6,11 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from metaphrase.corpus.words import Words
+from metaphrase.evaluation.word_alignment import GoldPair, alignment_scores
 from metaphrase.exceptions import UsageError
 
 
@@ -102,6 +105,29 @@ def test_a_trial_of_the_aligner_is_not_stored(load_script, tmp_path, monkeypatch
     assert program.main([*output, "--pairs", "40"]) == 2
     assert "another value of pairs" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "results.json").read_text())["settings"]["pairs"] == 20
+
+
+def test_the_interval_of_an_aligner_holds_its_error_and_follows_the_sentences(load_script):
+    program, rng = load_script("word_alignment"), np.random.default_rng(0)
+    words = Words.of("a b c d")
+
+    def links():
+        return frozenset((int(i), int(j)) for i, j in rng.integers(4, size=(rng.integers(2, 7), 2)))
+
+    gold = [GoldPair(words, words, (sure := links()), sure | links()) for _ in range(60)]
+    predicted = [links() for _ in gold]
+
+    def error(places):
+        return alignment_scores(
+            [predicted[at] for at in places], [gold[at].sure for at in places], [gold[at].possible for at in places]
+        ).aer
+
+    low, high = program.error_interval(predicted, gold)
+    assert low < error(range(60)) < high
+    drawn = [error(rng.integers(60, size=60)) for _ in range(2000)]  # by hand, with replacement
+    np.testing.assert_allclose((low, high), np.quantile(drawn, [0.025, 0.975]), atol=0.02)
+    same = program.error_interval(predicted[:1] * 9, gold[:1] * 9)
+    assert same[0] == pytest.approx(same[1])  # the same sentence again and again: nothing varies
 
 
 def test_aligners_of_other_gold_links_are_not_mixed(load_script, tmp_path, capsys):

@@ -1,6 +1,7 @@
 import inspect
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import yaml
@@ -12,6 +13,8 @@ from metaphrase.io.arguments import is_of_type
 from metaphrase.io.configuration import read_yaml
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
+from metaphrase.training.configuration import RunConfig
+from metaphrase.training.corpora import read_bitext
 from metaphrase.training.recipe import Recipe, Term, list_recipes
 
 
@@ -32,6 +35,24 @@ def test_dap_is_the_papers_sum():
 
 def test_the_release_weighs_rtl_as_its_eight_ranks_did():
     assert [(term.objective, term.weight) for term in Recipe.load("dap-release").terms] == [("tr", 1.0), ("rtl", 0.8)]
+
+
+@pytest.mark.parametrize("name", ["mgc-hard", "mgc-soft"])
+def test_mgc_samples_languages_with_the_exponent_of_xlmr(tiny_encoder, tmp_path, name):
+    """In the training of the paper only."""
+    sizes = {"de": 200, "sw": 20}
+    for language, count in sizes.items():
+        lines = ["source\ttarget", *(f"{language} {at}\ten {at}" for at in range(count))]
+        (tmp_path / f"{language}-en.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def sampled(**options):
+        config = RunConfig(recipe=name, corpus=[str(tmp_path)], output_dir=str(tmp_path), use_cpu=True, **options)
+        return Counter(read_bitext(config, tiny_encoder, config.training_arguments()).dataset["source_lang"])
+
+    assert sampled() == sizes
+    powers = {language: count**0.3 for language, count in sizes.items()}
+    expected = {language: 220 * power / sum(powers.values()) for language, power in powers.items()}
+    assert sampled(paper_training=True) == pytest.approx(expected, abs=1)
 
 
 def test_a_recipe_of_ones_own(tmp_path):

@@ -291,6 +291,19 @@ def test_the_command_of_a_configuration_gives_the_configuration():
     assert parsed.head_learning_rate == config.head_learning_rate == 5e-4
 
 
+def test_the_settings_of_a_configuration_are_its_options_without_defaults_and_tokens(tmp_path, monkeypatch):
+    """However they were given: in Python, on the command line, or in a file."""
+    monkeypatch.setenv("HF_TOKEN", "hidden-token")
+    given = {"recipe": "tr", "corpus": ["a.tsv"], "learning_rate": 3e-5, "eval_strategy": "steps", "packing": False}
+    config = RunConfig(hub_token="secret", run_name="hidden-token", disable_tqdm=True, seed=42, **given)
+    assert config.settings() == given | {"run_name": "$HF_TOKEN"}
+    assert json.loads(json.dumps(config.settings())) == config.settings()
+    (tmp_path / "run.yaml").write_text("recipe: tr\ncorpus: [a.tsv]\nlearning_rate: 3.0e-5\neval_strategy: steps\n")
+    words = ["--config", str(tmp_path / "run.yaml"), "--packing", "false"]
+    parsed, *_ = parse_run(words, prog="metaphrase train", description="", examples=())
+    assert parsed.settings() == given
+
+
 def test_runs_can_be_built_before_the_first_is_executed(settings, tmp_path, monkeypatch):
     """The state of accelerate, with the precision, belongs to the process."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
@@ -363,7 +376,7 @@ def test_a_best_model_needs_dev_data(execute, monkeypatch, wrong):
     ("options", "warning"),
     [
         ({}, "The release will be the last model, not the best by --metric_for_best_model eval_dev_mean_accuracy"),
-        ({"save_steps": 2, "load_best_model_at_end": True}, "The final model is that of step 2, not the best"),
+        ({"save_steps": 2, "load_best_model_at_end": True}, "The final model is from step 2, not the best"),
         ({"save_steps": 1, "load_best_model_at_end": True}, ""),
     ],
 )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from transformers import TrainerCallback
 from metaphrase.encoders.adapters import add_lora
 from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.fault_tolerance import repeat_within_memory
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
@@ -330,6 +332,24 @@ def test_clipping_covers_the_heads(make_trainer):
     assert 0 < heads < 1e-3
 
 
+@pytest.mark.parametrize(("name", "norm"), [("dap", 1.0), ("dap-release", 8.0)])
+def test_gradients_are_clipped_at_the_norm_of_the_recipe(make_trainer, name, norm):
+    """Those of `dap-release` are eight times the gradients of the released code, which clips them at 1."""
+    applied, recipe = [], Recipe.load(name)
+
+    class Norms(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **kwargs):
+            grads = [p.grad for p in trainer.loss.parameters() if p.grad is not None]
+            applied.append(torch.nn.utils.get_total_norm(grads).item())
+
+    steep = replace(recipe, terms=tuple(replace(term, weight=1000.0) for term in recipe.terms))
+    limit = RunConfig(recipe=name, paper_training=True).max_grad_norm
+    trainer = make_trainer(steep, max_grad_norm=limit, max_steps=1, save_strategy="no")
+    trainer.add_callback(Norms())
+    trainer.train()
+    assert applied == [pytest.approx(norm, rel=1e-3)]
+
+
 def test_accumulated_micro_batches_are_one_batch(make_trainer, rows, tiny_encoder):
     """For an objective without in-batch negatives whose micro-batches hold equally many scored pieces."""
     same = Dataset.from_list([rows[0], rows[0], rows[0], rows[0]])
@@ -480,7 +500,7 @@ def test_other_data_sets_are_not_resumed(make_trainer, rows, other):
 def test_a_checkpoint_without_an_optimizer_is_not_resumed(make_trainer):
     """The optimiser and the schedule would start anew."""
     make_trainer("tr", max_steps=2, save_steps=1, save_only_model=True).train()
-    with pytest.raises(CheckpointError, match="written with save_only_model, so it has no optimizer"):
+    with pytest.raises(CheckpointError, match="written with save_only_model, so it has no optimiser"):
         make_trainer("tr", max_steps=2).train(resume_from_checkpoint=True)
 
 

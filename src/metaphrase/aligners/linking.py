@@ -230,7 +230,7 @@ def align_rows(
     languages, ``"sw-en"``, and ``tokenised`` which sides of its corpus are tokenised.
 
     Raises:
-        ValueError: Links that are kept are not those of the words, or a language is not a code.
+        ValueError: Links that are kept do not fit the words, or a language is not a code.
     """
     columns = {name: list(rows.get(name) or [None] * len(rows["source"])) for name in ADDED}
     languages = _codes(rows)
@@ -280,7 +280,7 @@ def _split(languages: Sequence[str | None], texts: Sequence[str], segmenter: str
 
 
 def _check_kept(alignment: str, words: WordPair) -> None:
-    """Check that the links of a pair are those of its words."""
+    """Check that the links of a pair fit its words."""
     try:
         check_links(parse_links(alignment), len(words[0]), len(words[1]))
     except AlignmentFormatError as error:

@@ -1,6 +1,6 @@
 """Word alignment as question answering: mark a word in one sentence, and find its translation as a span of the other.
 
-Questions and scores are those of WSPAlign, with transformers' ``AutoModelForQuestionAnswering``. Any checkpoint that was
+Questions and scores follow WSPAlign, with transformers' ``AutoModelForQuestionAnswering``. Any checkpoint that was
 trained on such questions can be used.
 """
 
@@ -47,7 +47,7 @@ def best_spans(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Find the most probable answer span of each sequence.
 
-    The probability of a span is the product of those of its first and last piece. Both come from a softmax that includes
+    The probability of a span is that of its first piece times that of its last piece. Both come from a softmax that includes
     the question and the first token, although neither can be part of the answer: the probability of the first token,
     which denotes "no answer", lowers the score of all spans.
 

@@ -126,7 +126,7 @@ class _Lines:
 
     @classmethod
     def open(cls, stream: BinaryIO, options: AlignOptions) -> _Lines:
-        """Read the first line, and infer the format: TSV with or without a header, or that of fast_align."""
+        """Read the first line, and infer the format: TSV with or without a header, or fast_align's."""
         lines = _decode(stream)
         first = next(lines, None)
         if first is None:

@@ -7,7 +7,6 @@ one process writes to an output folder (:mod:`metaphrase.io.locks`).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from typing import Any
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError
-from metaphrase.io.digests import file_facts
+from metaphrase.io.digests import file_facts, json_digest
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import follow_umask
 
@@ -129,7 +128,7 @@ def _delete(folder: Path, *, by: Callable[[Path], Any]) -> None:
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     """Write a manifest atomically."""
-    content = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1, ensure_ascii=False) + "\n"
+    content = json.dumps({**manifest, "sha256": json_digest(manifest)}, indent=1, ensure_ascii=False) + "\n"
     aside = folder / f"{MANIFEST}.new"
     aside.write_text(content, encoding="utf-8")
     _flush(aside)
@@ -145,10 +144,6 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -224,7 +219,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"Checkpoint {folder} does not exist.")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        intact = manifest.pop("sha256") == _digest(manifest)
+        intact = manifest.pop("sha256") == json_digest(manifest)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder} has no {MANIFEST}: it is incomplete, or another program wrote it. Start from its weights with "
@@ -294,7 +289,7 @@ def last_good(output: str | Path) -> str:
 def check_space(output: Path, weights: int, whole: int) -> None:
     """Refuse a disk without room for the weights of one checkpoint.
 
-    Sizes are in bytes; that of the whole checkpoint is approximate.
+    Sizes are in bytes; ``whole``, of the complete checkpoint, is approximate.
     """
     free = shutil.disk_usage(output).free
     message = f"{output} has {format_size(free)} free, and a checkpoint needs about {format_size(whole)}."

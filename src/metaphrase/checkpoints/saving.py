@@ -60,7 +60,7 @@ class AtomicCheckpoints(Trainer):
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with errors_of(checkpoint, "optimizer or schedule"):
+        with errors_of(checkpoint, "optimiser or schedule"):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -138,7 +138,7 @@ class AtomicCheckpoints(Trainer):
 
 @contextmanager
 def delayed_worker_errors() -> Iterator[None]:
-    """Raise the error of a data loader worker that dies within the block at its end.
+    """At the end of the block, raise the error of a data loader worker that died within it.
 
     Torch raises it once, at any line of the main thread. Code that catches all exceptions would lose it, as
     sentence-transformers does when it writes a model card, and training would wait until ``dataloader_timeout``. An error of

@@ -71,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: The command and its options; None takes those of the process.
+        argv: The command and its options; None reads ``sys.argv``.
 
     Returns:
-        The exit status: that of the command (0, or 1 if problems were found); 2 if an option or file is
+        The exit status: of the command (0, or 1 if problems were found); 2 if an option or file is
         invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback; 130 if
         interrupted.
     """
@@ -128,7 +128,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _is_reader_gone(stdout: TextIO) -> bool:
-    """Whether the process that reads stdout has closed it; otherwise, another pipe is broken, such as that of a worker."""
+    """Whether the process that reads stdout has closed it; otherwise, another pipe is broken, such as a worker's."""
     if not hasattr(select, "poll"):  # Windows
         return True
     poll = select.poll()
@@ -147,7 +147,7 @@ def _open_closed_streams() -> None:
 
 
 def _spin_briefly() -> None:
-    """Let OpenMP's threads spin only briefly: beside other programs, threads that spin take CPUs from those they wait for.
+    """Let OpenMP's threads spin only briefly: spinning threads take CPUs from other programs, and from threads they wait for.
 
     docs/speed.md has the effect alone and beside another program. OpenMP reads the variable when torch is imported.
     """

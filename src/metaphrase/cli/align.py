@@ -78,7 +78,7 @@ def _summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, 
     if tokenised := report.total.tokenised:
         console.print(
             f"{tokenised:,} pairs in languages without spaces are tokenised already: their spaces separate the words. "
-            "--segmenter icu finds the words again."
+            "--segmenter icu segments them again."
         )
     if options.summary:
         console.print(f"Wrote {write_json(options.summary, facts)}")

@@ -25,7 +25,7 @@ class CompareOptions:
 
     runs: list[str] = option(
         help="Folders that `metaphrase train --test` or `metaphrase demo` wrote. May be the first arguments. Runs that "
-        "differ in their seed only are pooled.",
+        "differ only in their seed are pooled.",
         first=True,
     )
     baseline: str = option(

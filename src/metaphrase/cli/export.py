@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
         if export.lost:
             message = (
                 f"Nothing was written: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. "
-                "Keep more of the model, or accept more with --max_loss."
+                "Keep more of the model, or accept a larger loss with --max_loss."
             )
         else:
             export.publish(shlex.join(["metaphrase", "export", *argv]))

@@ -68,9 +68,10 @@ def _describe_thresholds(result: MiningResult) -> list[str]:
     if best is None:
         reason, _ = why_no_threshold(len(score_c), result.facts["copies_dropped"])
         return [*lines, f"No threshold is suggested: {reason}."]
+    shares = {"precision": best.precision, "recall": best.recall, "F1": best.f1}
     expected = (
-        f"precision {best.precision:.2f}, recall {best.recall:.2f}, F1 {best.f1:.2f}. This is a rough estimate, too good if "
-        "few sentences have a translation; inspect the sample."
+        f"{', '.join(f'{name} {100 * share:.0f} %' for name, share in shares.items())}. This is a rough estimate, too good "
+        "if few sentences have a translation; inspect the sample."
     )
     if best.threshold == threshold:
         return [*lines, f"Expected among the pairs: {expected}"]

@@ -79,7 +79,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _ShortHelp(_Help):
-    """Has room for the longest of the leading options beside its text."""
+    """Leaves room for the longest leading option next to its text."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=35)
@@ -214,7 +214,7 @@ def _with_home(value: Any) -> Any:
 
 
 def _add_groups(parser: Parser, leading: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Add the groups of the leading options. Returns the group of each; that of the others has an empty name."""
+    """Add the groups of the leading options. Returns the group of each; the group of the others has an empty name."""
     groups = {title: parser.add_argument_group(title) for title in leading}
     homes = {name: groups[title] for title, names in leading.items() for name in names}
     return homes | {"": parser.add_argument_group("other options" if leading else "options")}
@@ -277,7 +277,7 @@ def _read_config(path: Path, actions: Sequence[argparse.Action], hints: Mapping[
 
 
 def _read_option(content: Keys, action: argparse.Action, hint: Any) -> Any:
-    """Convert the words of an option in a file as those of the command line: ``no`` is a language, and ``012`` is a text."""
+    """Convert the words of an option in a file as on the command line: ``no`` is a language, and ``012`` is a text."""
     value, words = content[action.dest], content.words.get(action.dest)
     is_empty = value is None or (isinstance(value, list) and None in value)  # as after a dash without a word
     if words is not None and not is_empty and not isinstance(value, bytes):

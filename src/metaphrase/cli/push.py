@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"{what} is not the folder of a run, so it has no task vector. Omit --vector.")
     if not corpus and options.license:
         raise UsageError(
-            "--license applies to corpora only; the licence of a release is that of its base model. Omit it."
+            "--license applies to corpora only; a release has the licence of its base model. Omit it."
         )
     from metaphrase.publishing import hub  # imported after the options are parsed: it takes seconds
 

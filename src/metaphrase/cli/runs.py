@@ -36,9 +36,7 @@ LEADING = {
         "max_steps": "Training steps, instead of epochs",
         "num_train_epochs": "Passes over the corpus",
         "per_device_train_batch_size": "Pairs per batch",
-        "micro_batch_size": "Rows per encoder call, to save memory",
         "learning_rate": "Learning rate of the encoder",
-        "head_learning_rate": "Learning rate of the heads",
         "max_length": "Pieces per sentence",
         "freeze_word_embeddings": "Save memory and time",
         "bf16": "Compute in bfloat16",
@@ -49,11 +47,10 @@ LEADING = {
         "save_steps": "Steps between checkpoints",
         "resume_from_checkpoint": "A folder; true: the last valid one",
         "push_to_hub": "Push the release to the Hub",
-        "hub_model_id": "Repository on the Hub",
     },
 }
 
-#: Flags that print something instead of running; the recipe is needed before.
+#: Flags that print something instead of running; they need the recipe first.
 _PRINTING = ("-h", "--help", "--help-all", "--print-config", "--print_config")
 
 
@@ -66,7 +63,7 @@ def parse_run(
     examples: Sequence[str],
     also: Sequence[type] = (),
 ) -> tuple[RunConfig, list[str], tuple[Any, ...]]:
-    """Parse the options of a training run: the recipe's settings, those of the command, ``--config``, then the command line.
+    """Parse the options of a training run: the recipe's settings, the command's, ``--config``, then the command line.
 
     ``settings_for`` returns the command's settings for a recipe; for None, those for its default recipe.
 

@@ -96,7 +96,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
 
 
 def effect_line(title: str, row: Mapping[str, Any], limit: float | None, verdict: str) -> str:
-    """What training changed on data that it did not aim at, as one line."""
+    """What training changed on data outside the training objective, as one line."""
     low, high = row["interval"]
     line = "" if limit is None else f" against a red line of {-limit:g}"
     return (

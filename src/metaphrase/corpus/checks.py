@@ -28,7 +28,7 @@ from metaphrase.exceptions import CorpusError
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-#: A side is in another language if the mean probability of that language exceeds the first number, and that of the
+#: A side is in another language if the mean probability of that language exceeds the first number, and the probability of the
 #: expected language is below the second.
 SURE, ABSENT = 0.4, 0.2
 #: With fewer lines a wrong language is a warning, not an error.
@@ -97,7 +97,7 @@ def read_corpus(
 ) -> tuple[dict[str, ParallelSet], CorpusReport]:
     """Read every pair of a corpus without cleaning, including duplicates and copies.
 
-    The arguments are those of `metaphrase.corpus.files.find_files`; the cleaning of `load_corpus` would hide some of the
+    See `metaphrase.corpus.files.find_files` for the arguments. The cleaning of `load_corpus` would hide some of the
     problems.
 
     Returns the pairs of each source language in the order of the files, and a report of unreadable lines.
@@ -166,8 +166,8 @@ def check_languages(
 ) -> list[Finding]:
     """Check the language of each side: swapped sides, another language, lines in another language.
 
-    A language that the classifier does not know results in a warning, unless the sides are swapped. The arguments are those
-    of `check_corpus`.
+    A language that the classifier does not know results in a warning, unless the sides are swapped. See
+    `check_corpus` for the arguments.
     """
     language = pairs.language
     found = [identify(side, lines=lines, seed=seed) for side in (pairs.sources, pairs.targets)]
@@ -309,7 +309,7 @@ def _lengths(pairs: ParallelSet) -> NDArray[np.float64]:
 
 
 def _shifted(pairs: ParallelSet) -> Finding | None:
-    """Shifted sides: the lengths of neighbouring targets fit better than those of the translations."""
+    """Shifted sides: the lengths of neighbouring targets fit better than the lengths of the translations."""
     length_n, length_m = _lengths(pairs).T
     row_n = np.arange(len(length_n))
     shift = find_shift(length_similarity(length_n, length_m), row_n)

@@ -86,7 +86,7 @@ class Cleaning:
         """Create the length filters of PPA: at least 10 pieces on each side and at most 128 on both together.
 
         Args:
-            tokenizer: Splits a sentence into pieces; PPA counts those of multilingual BERT's tokenizer.
+            tokenizer: Splits a sentence into pieces; PPA uses multilingual BERT's tokenizer.
 
         Reference: Pan et al. 2021, "Multilingual BERT Post-Pretraining Alignment".
         """

@@ -69,7 +69,7 @@ def code_switched(item: Item, columns: PairedTexts) -> list[dict[str, Any]]:
 
     Returns:
         ``(first, second in English)`` and ``(first in English, second)``; only the item itself if it is English. The other
-        columns, such as labels, are copied; those of the originals are removed.
+        columns, such as labels, are copied; the columns of the originals are removed.
 
     Raises:
         ValueError: A column is missing.
@@ -110,5 +110,5 @@ class CodeSwitchingCollator:
     columns: PairedTexts
 
     def __call__(self, items: Sequence[Item]) -> Any:
-        """Create the batch of all variants; those of an item are adjacent."""
+        """Create the batch of all variants; the variants of an item are adjacent."""
         return self.collate([variant for item in items for variant in code_switched(item, self.columns)])

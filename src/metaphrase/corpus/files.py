@@ -104,7 +104,7 @@ def find_files(
     source_column: str | None = None,
     target_column: str | None = None,
 ) -> list[BitextFile]:
-    """Find the files of a corpus. The arguments are those of `load_corpus`.
+    """Find the files of a corpus. See `load_corpus` for the arguments.
 
     Raises:
         FileNotFoundError: A file does not exist, or a folder has none for a language or split.
@@ -180,7 +180,7 @@ def _with_columns(files: list[BitextFile], source: str | None, target: str | Non
     if source is None or target is None:
         raise UsageError("Name the columns of both sides: source_column and target_column.")
     if source == target:
-        raise UsageError(f"Both sides are the column {source!r}. Name different columns.")
+        raise UsageError(f"The column {source!r} cannot be both sides. Name different columns.")
     if others := [file for file in files if file.format in ("moses", "tmx")]:
         raise UsageError(f"{file_names(others)}: {others[0].format} files have no columns. Omit --source_column.")
     return [dataclasses.replace(file, columns=(source, target)) for file in files]
@@ -195,7 +195,7 @@ def find_file(path: str | Path, *, source_lang: str | None = None, target_lang: 
     files = find_files(path, source_lang=source_lang, target_lang=target_lang)
     if len(files) != 1:
         raise CorpusError(
-            f"{path} has {len(files)} parallel files, but one is required. Give the path of one of them."
+            f"{path} has {len(files)} parallel files, but exactly one is required. Pass the path of one of them."
         )
     return files[0]
 
@@ -270,7 +270,7 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
 
 
 def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
-    """Files ``xx-en[.split].ext`` of a folder: those of the split, or files without a split for the other languages.
+    """Files ``xx-en[.split].ext`` of a folder: the files of the split, or files without a split for the other languages.
 
     Without such a file, the Parquet files whose columns state the languages, as `metaphrase mine` and `filter` write them.
     """
@@ -284,7 +284,7 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     if len(found) > 1 and (shards := found.pop(None, None)):
         names = file_names(file for _, file in shards)
         logger.warning(
-            "Not read: %s. Other files of %s are named after their languages. Pass the paths of all.", names, folder
+            "Skipped: %s. Other files of %s are named after their languages. Pass the paths of all.", names, folder
         )
     files: list[BitextFile] = []
     for candidates in found.values():

@@ -1,4 +1,4 @@
-"""The kind of a file, identified by its first bytes, whatever its name is."""
+"""The kind of a file, identified by its first bytes, regardless of its name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SIGNATURES = {
     rb"SQLite format 3\0": ("an SQLite database", _EXPORT),
     rb"ARROW1\0\0": ("an Arrow file", "Write its table as .parquet."),
     rb"\s*<(?i:!doctype\s+html|html[\s>])": (
-        "a web page, perhaps that of a failed download",
+        "a web page, perhaps of a failed download",
         "Download the file again.",
     ),
     rb"version https://git-lfs\.github\.com/": ("a Git LFS pointer without its content", "Run git lfs pull."),
@@ -70,7 +70,7 @@ def check_distinct(texts: Iterable[tuple[Path, ...]]) -> None:
         key = tuple(place.with_name(place.name.removesuffix(".gz")) for place in places)
         if key and (other := known.setdefault(key, paths)) is not paths:
             one, again = (",".join(map(str, names)) for names in (other, paths))
-            raise CorpusError(f"{one} and {again} are one text, which would be read twice. Pass one of them.")
+            raise CorpusError(f"{one} and {again} contain the same text and would be read twice. Pass one of them.")
 
 
 def check_content(path: Path, head: bytes, *, accepted: Collection[str] = ()) -> None:

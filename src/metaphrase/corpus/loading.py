@@ -173,7 +173,7 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         raise UsageError("`streaming` and `on_disk` exclude each other. Remove one of them.")
     if any(file.format == "dataset" for file in files) and (streaming or on_disk is not None):
         raise UsageError(
-            "A data set that is loaded is neither streamed nor stored again. Omit `streaming` and `on_disk`."
+            "A data set in memory is neither streamed nor stored. Omit `streaming` and `on_disk`."
         )
     if streaming:
         return Corpus(*stream_files(files, selection, temperature, seed))
@@ -389,8 +389,8 @@ def _check_mixture(unnamed: Sequence[BitextFile], mixed: Sequence[BitextFile]) -
     if mixed:
         raise CorpusError(
             f"A stream mixes languages by file, but {file_names(mixed)} has rows in other languages than its name states, "
-            "which a limit and the removal of duplicates take into account. Split the file by language, or read it without "
-            "streaming."
+            "so a limit or the removal of duplicates cannot be applied by language. Split the file by language, or read it "
+            "without streaming."
         )
 
 

@@ -22,7 +22,7 @@ HEADER = ("source", "target", "count", "p_target", "p_source")
 class Phrase(NamedTuple):
     """A phrase and its translation, in lower case, and the number of their occurrences as a pair.
 
-    ``p_target`` is the probability of the target given the source, ``p_source`` that of the source given the target.
+    ``p_target`` is the probability of the target given the source, ``p_source`` of the source given the target.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Phrase(NamedTuple):
 class PhraseTable:
     """The phrase pairs of an aligned bitext, with their relative frequencies in both directions.
 
-    Phrase pairs are those of :func:`metaphrase.corpus.words.phrase_pairs`. Thot's extraction is not used: it keeps few of the
+    Phrase pairs come from :func:`metaphrase.corpus.words.phrase_pairs`. Thot's extraction is not used: it keeps few of the
     phrases that differ only in unaligned words at their border, drops some phrases with such words (``{1-0}`` over two
     source words and one target word yields only the longest), and uses files in which a word cannot contain ``|||``.
 

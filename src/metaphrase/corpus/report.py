@@ -41,7 +41,7 @@ class CorpusReport:
     """How many pairs were read, kept and dropped, per file and language, with the first examples of each reason.
 
     In a stream it is filled while the stream is read, by the process that reads it (the workers of a data loader fill
-    their own copies). The counts of a file are those of its latest pass.
+    their own copies). The counts of a file are from its latest pass.
 
     Args:
         logged: Files whose unreadable lines have been logged and are not logged again.

@@ -36,7 +36,7 @@ class Row(NamedTuple):
     negatives: str | None = None
 
     def swapped(self) -> Row:
-        """The pair in the other direction, with everything that belongs to a side; negatives are those of the target."""
+        """The pair in the other direction, with everything that belongs to a side; negatives belong to the target."""
         alignment = self.alignment
         if alignment is not None:
             alignment = format_links((j, i) for i, j in parse_links(alignment))

@@ -43,8 +43,8 @@ class Shift(NamedTuple):
 def find_shift(similarity: Similarity, row_n: NDArray[np.integer], *, shifts: Sequence[int] = SHIFTS) -> Shift | None:
     """Find the part of a corpus that is shifted most clearly.
 
-    For each shift, the pairs are scanned for the part with the largest likelihood ratio of `_CLOSER` to `_CHANCE`. By Ville's
-    inequality, a shift is found where there is none with a probability of 1 % at most, even if the similarities mean nothing.
+    For each shift, the pairs are scanned for the part with the largest likelihood ratio of `_CLOSER` to `_CHANCE`. By
+    Ville's inequality, the false-positive rate is at most 1 %, even for uninformative similarities.
 
     ``similarity`` takes the indices of sources and targets. ``row_n`` are the rows of the pairs in the file, ascending;
     pairs are compared if they are as far apart there as here. Returns rows of the file, or None if no part is clear enough.
@@ -80,7 +80,7 @@ def _borders(gain_r: NDArray[np.floating], start: int, end: int) -> tuple[int, i
 
 
 def length_similarity(length_n: NDArray[np.number], length_m: NDArray[np.number]) -> Similarity:
-    """Similarity of sources and targets by the logarithm of the ratio of their lengths, relative to that of all."""
+    """Similarity of sources and targets by the logarithm of the ratio of their lengths, relative to the ratio of all."""
     log_n, log_m = np.log(length_n), np.log(length_m)
     usual = log_n.mean() - log_m.mean()
     return lambda at_r, below_r: -np.abs(log_n[at_r] - log_m[below_r] - usual)

@@ -167,7 +167,7 @@ def read_lines(
 def read_chunks(
     path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: Collection[str] = ()
 ) -> Iterator[bytes]:
-    """Read the bytes of a plain or gzip file, one MiB at a time; the arguments are those of `open_bytes`."""
+    """Read the bytes of a plain or gzip file, one MiB at a time. See `open_bytes` for the arguments."""
     lines = 0
     try:
         with open_bytes(path, max_expansion, accepted=accepted) as stream:

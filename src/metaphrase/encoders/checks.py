@@ -48,7 +48,7 @@ def load_complete(
 
 
 def check_keys(model: PreTrainedModel, loaded: Mapping[str, Any], name: str, *, new_head: bool = False) -> None:
-    """Check that no weight was initialized at random or left out, except those of a task head that is new.
+    """Check that no weight was initialised at random or left out, except those of a task head that is new.
 
     `loaded` is what ``from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)`` reports.
     """
@@ -70,7 +70,7 @@ def check_keys(model: PreTrainedModel, loaded: Mapping[str, Any], name: str, *, 
     ]
     if problems:
         raise ModelFileError(
-            f"The weights of {name} do not fit its config.json: {'; '.join(problems)}. Use the files that belong together."
+            f"The weights of {name} do not fit its config.json: {'; '.join(problems)}. Use files from the same model."
         )
 
 
@@ -104,7 +104,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel
     _known(tokenizer, _RARE)
     if not any(_known(tokenizer, text) for text in (*_SENTENCES, *_vocabulary_sample(tokenizer))):
         raise ModelFileError(
-            f"The tokenizer of {name} knows no word: its vocabulary is missing or empty, so all sentences of one length "
+            f"The tokenizer of {name} knows no words: its vocabulary is missing or empty, so all sentences of one length "
             "would get the same embedding. Save the tokenizer into the model's folder."
         )
 

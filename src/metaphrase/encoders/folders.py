@@ -70,7 +70,7 @@ _IGNORED = {
 }
 #: Keys of `config.json` that change how the weights are read, with the reason for refusing them.
 _REFUSED = {
-    "quantization_config": "quantized weights are not supported",
+    "quantization_config": "quantised weights are not supported",
     "transformers_weights": f"weights must be in {WEIGHTS}",
     "configuration_files": f"settings must be in {CONFIG}",
 }
@@ -112,7 +112,7 @@ def open_model(name: str, folder: Path) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
         check_model_folder(name, folder, Path(temporary))
-        with _errors_as(f"{name} cannot be loaded: its files are damaged, or do not belong together", temporary):
+        with _errors_as(f"{name} cannot be loaded: its files are damaged, or come from different models", temporary):
             yield Path(temporary)
 
 
@@ -138,7 +138,7 @@ def open_heads(name: str, folder: Path, build: Callable[[Path], nn.Module]) -> I
         files, path = _Files(name, folder, Path(temporary)), f"{CONFIG} of {name}"
         config = files.read(CONFIG)
         if config is None or not isinstance(encoder := config.get("encoder"), dict):
-            raise ModelFileError(f"{path} is not that of training heads: it has no encoder.")
+            raise ModelFileError(f"{path} is not a file of training heads: it has no encoder.")
         tensors, size = files.link_weights("")
         _check_objectives(config, path, tensors)
         encoder = clean_config(encoder, path=path)
@@ -447,7 +447,7 @@ def _check_size(module: nn.Module, size: int, path: str) -> None:
 
 
 def _transformer_settings(files: _Files, folder: str) -> dict[str, Any] | None:
-    """The settings of sentence-transformers for its Transformer; older names are those of architectures."""
+    """The settings of sentence-transformers for its Transformer; older names are names of architectures."""
     names = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
     names += [f"sentence_{kind}_config.json" for kind in ("xlm-roberta", "xlnet")]
     path, settings = next(

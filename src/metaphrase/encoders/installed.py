@@ -2,7 +2,7 @@
 
 A package names its model and the Python package with the files as an entry point, ``my-model = "my_model"`` in the group
 ``metaphrase.models``. Its code is not run. The files are ``task_vector.safetensors``, ``reference.json``, a card, and
-``release.json`` with their digests and that of the merged weights.
+``release.json`` with their digests and the digest of the merged weights.
 """
 
 from __future__ import annotations

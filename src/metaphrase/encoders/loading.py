@@ -95,10 +95,10 @@ def load_encoder(
         The model. Saved, it is a stock SentenceTransformer folder.
 
     Raises:
-        ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder; or a task
+        ModelError: The model requires code of its own, an adapter or quantised weights, or is not a text encoder; or a task
             vector belongs to another model.
         ModelFileError: A file is missing, damaged, not readable or outside the folder; weights are missing, superfluous or of
-            another shape; the tokenizer is missing or knows no word; an installed model differs from its release.
+            another shape; the tokenizer is missing or knows no words; an installed model differs from its release.
         NonFiniteError: A weight or an embedding is NaN or infinite.
         UsageError: The encoder has fewer positions than `max_length`.
         MissingFileError: There is no such folder, and no Hub id of this form.
@@ -164,7 +164,7 @@ def _parts(name: str) -> tuple[str, list[str]]:
 def _with_vectors(
     model: SentenceTransformer, vectors: list[tuple[Path, TaskVector]], name: str, *, embeddings: bool
 ) -> SentenceTransformer:
-    """Add vectors to their base: first those of the model, then those of the result, and so on.
+    """Add vectors to their base: first the model's, then the result's, and so on.
 
     A sum that has been released is compared with its digest and, unless its pooling was replaced, with its `embeddings`.
     """
@@ -179,7 +179,7 @@ def _with_vectors(
 
 
 class _Transformer(Transformer):
-    """Keeps what transformers reports of the weights that it loads, and says why a tokenizer cannot be loaded."""
+    """Keeps what transformers reports of the weights that it loads, and explains why a tokenizer cannot be loaded."""
 
     loaded: dict[str, Any]
 
@@ -241,7 +241,7 @@ def has_vector(folder: Path) -> bool:
 def vector_file(name: str) -> Path | None:
     """The task vector's file for a name: the file itself, or that in a folder or repository that contains only a vector.
 
-    None if the name is that of a model, or of a model and vectors that are added to it.
+    None if the name denotes a model, or a model and vectors that are added to it.
     """
     if split_vectors(name)[1]:
         return None
@@ -279,7 +279,7 @@ def full_name(name: str) -> str:
 
 
 def is_starter(name: str | None) -> bool:
-    """Whether a name is that of the starter alone, with or without its source."""
+    """Whether a name denotes the starter alone, with or without its source."""
     return name is not None and split_revision(name)[0] == STARTER and not split_vectors(name)[1]
 
 

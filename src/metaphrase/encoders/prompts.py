@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-#: MTEB's name for tasks that compare sentences of two languages, and that of the prompt that a model stores for them.
+#: MTEB's name for tasks that compare sentences of two languages, and the name of the prompt that a model stores for them.
 BITEXT = "BitextMining"
 
 

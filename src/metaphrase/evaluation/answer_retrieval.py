@@ -114,7 +114,7 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
     for language, one in sets.items():
         if one.ids != first.ids:
             raise DataMismatchError(
-                f"The files of {folder} must have the same questions in the same order, but those of {language} and "
+                f"The files of {folder} must have the same questions in the same order, but the questions of {language} and "
                 f"{first.language} differ ({len(one.ids)} and {len(first.ids)} questions)."
             )
     return sets
@@ -288,7 +288,7 @@ def find_answers(
     answer_text: AnswerText = "sentence",
     **encoding: Unpack[EncodingOptions],
 ) -> dict[str, AnswerRanks]:
-    """`rank_answers` for the questions of every language; the arguments are those of `evaluate_answer_retrieval`."""
+    """`rank_answers` for the questions of every language; see `evaluate_answer_retrieval` for the arguments."""
     texts = ([one.questions for one in sets.values()], [one.candidates(answer_text) for one in sets.values()])
     questions, candidates = _embed(model, *texts, **encoding)
     answer_nl = np.array([one.answers for one in sets.values()]).T

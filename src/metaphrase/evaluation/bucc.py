@@ -227,7 +227,7 @@ def mine_set(
     device: str | None = None,
     **encoding: Unpack[EncodingOptions],
 ) -> Pairs:
-    """Pairs that a model finds in a set, best first. The arguments are those of `evaluate_mining`.
+    """Pairs that a model finds in a set, best first. See `evaluate_mining` for the arguments.
 
     Returns pairs of positions in the texts of the set.
     """
@@ -272,8 +272,8 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         k: Number of neighbours in the margin.
         margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.margins.margin_score`.
         retrieval: See `metaphrase.mining.margins.select_pairs`.
-        duplicates: See `Duplicates`; None uses that of the protocol.
-        comparison: See `ThresholdComparison`; None uses that of the protocol.
+        duplicates: See `Duplicates`; None uses the protocol's.
+        comparison: See `ThresholdComparison`; None uses the protocol's.
         device: Device of the search; see `metaphrase.mining.search.nearest_neighbours`.
         resamples: Number of bootstrap samples of the intervals, over source sentences at a fixed threshold.
         seed: Seed of the bootstrap.
@@ -369,7 +369,7 @@ def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dic
 class MiningEvaluator(RecordedEvaluator):
     """F1 of bitext mining (BUCC) during training, by language. The primary metric is ``mean_f1``.
 
-    Metrics and CSV file are named as those of `EmbeddingEvaluator`.
+    Metrics and CSV file are named as by `EmbeddingEvaluator`.
 
     Args:
         data: Sets by language and split, from `load_bucc_folder`.

@@ -30,7 +30,14 @@ from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, retrieval_hits
-from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
+from metaphrase.evaluation.significance import (
+    RESAMPLES,
+    bootstrap_interval,
+    percentile_interval,
+    resampled_means,
+    two_sided_p_value,
+    verdict,
+)
 from metaphrase.evaluation.similarity_structure import kept_structure
 from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.files import UDHR
@@ -77,7 +84,7 @@ class Diagnosis:
             ``structure``, see :func:`metaphrase.evaluation.similarity_structure.kept_structure`.
         language_identification: How well a linear probe tells the languages apart, see
             :func:`metaphrase.evaluation.geometry.language_identification`.
-        pooling: Accuracy in percent of each tested pooling mode, that of the model first.
+        pooling: Accuracy in percent of each tested pooling mode, the model's first.
         words: For each language the frequent words that find their translation least often: ``word``, ``count``,
             ``linked`` (share), ``score`` (mean score of the links) and ``translation`` (the word that it is
             linked to most often).
@@ -236,7 +243,7 @@ def _compare(facts: dict[str, float], new_nh: NDArray[np.float32], old_nh: NDArr
     facts["distance"] = float((1 - np.einsum("nh,nh->n", new_nh, old_nh, dtype=np.float64)).clip(min=0).mean())
     if facts["distance"] < UNCHANGED:
         message = (
-            "The embeddings are those of the baseline: training changed nothing. Check that this is the folder of the "
+            "The embeddings equal the baseline's: training changed nothing. Check that this is the folder of the "
             "trained model, that the learning rate is not 0, and that not all weights are frozen."
         )
         return [Finding("error", "unchanged", message)]
@@ -250,7 +257,7 @@ def _compare(facts: dict[str, float], new_nh: NDArray[np.float32], old_nh: NDArr
 
 
 def _by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[str, NDArray[np.float32]]:
-    """Embeddings of each language; those of the target language are taken from all sets in turn."""
+    """Embeddings of each language; the target language's are taken from all sets in turn."""
     targets = [target_nh for _, target_nh in embedded.values()]
     n = min(map(len, targets))
     mixed_nh = np.stack([targets[row % len(targets)][row] for row in range(n)])
@@ -359,13 +366,14 @@ def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts:
     best = max(facts, key=lambda mode: facts[mode], default=stored)
     if best == stored:
         return []
-    difference = paired_bootstrap(hits[stored], hits[best])
-    if difference.difference < POOLING_GAIN or verdict(difference.difference, difference.p_value) != "better":
+    difference = facts[best] - facts[stored]
+    difference_r = resampled_means({"": hits[best] - hits[stored]}, resamples=RESAMPLES, seed=0)
+    if difference < POOLING_GAIN or verdict(difference, two_sided_p_value(difference_r)) != "better":
         return []
-    low, high = difference.interval
+    low, high = percentile_interval(difference_r)
     message = (
         f"The model stores {stored} pooling, but {best} pooling finds {facts[best]:.1f} % of {n} translations and "
-        f"{stored} pooling {facts[stored]:.1f} % ({difference.difference:+.1f} points, {low:+.1f} to {high:+.1f}). The "
+        f"{stored} pooling {facts[stored]:.1f} % ({difference:+.1f} points, {low:+.1f} to {high:+.1f}). The "
         f"stored pooling may be wrong. Load the model with pooling='{best}', and check which one it was trained with."
     )
     return [Finding("warning", "pooling", message, of=n)]

@@ -115,7 +115,7 @@ def _files(options: DiagnoseOptions) -> Iterator[Path]:
 
 
 def _combined(findings: Sequence[Finding], diagnosis: Diagnosis) -> list[Finding]:
-    """The findings of the text and of the model, which may both tell whether the sides are shifted."""
+    """The findings of the text and of the model, which may both report shifted sides."""
     shifted = {finding.language for finding in findings if finding.code == "shifted-sides"}
     more = [f for f in diagnosis.findings if not (f.code == "shifted-sides" and f.language in shifted)]
     checked_by_model = {finding.language for finding in more if finding.code == "shifted-sides"}

@@ -278,5 +278,5 @@ def _digest(table: NDArray[Any]) -> str:
 def _verified(path: Path) -> NDArray[Any]:
     table: NDArray[Any] = np.load(path, mmap_mode="r")
     if _digest(table) != path.stem:
-        raise DataError("its content is not that of its digest")
+        raise DataError("its content does not match its digest")
     return table

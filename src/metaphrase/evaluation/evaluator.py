@@ -41,9 +41,10 @@ class RecordedEvaluator(BaseEvaluator):
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+        """Evaluate a model; see `BaseEvaluator` for the arguments."""
         scores = self.scores(model)
-        logger.info("%s %s at step %d: %s %.4f", self.description, self.name, steps, self.metric, scores[self.metric])
+        percent = 100 * scores[self.metric]
+        logger.info("%s %s at step %d: %s %.1f %%", self.description, self.name, steps, self.metric, percent)
         if output_path is not None and self.write_csv:
             append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
         metrics: dict[str, float] = self.prefix_name_to_metrics(dict(scores), self.name)

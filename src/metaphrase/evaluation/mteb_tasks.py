@@ -161,7 +161,7 @@ def sts_sets(task: AbsTask) -> dict[str, STSSet]:
 def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None) -> ModelMeta:
     """Metadata of a model for MTEB.
 
-    The revision is :func:`metaphrase.io.digests.model_hash`, the organization of names without one is ``local``.
+    The revision is :func:`metaphrase.io.digests.model_hash`, the organisation of names without one is ``local``.
     """
     prompts = getattr(model, "prompts", {})
     text = "|".join(sorted(filter(None, prompts.values()))) if prompt == "auto" else resolve_prompt(model, prompt)
@@ -309,7 +309,7 @@ def _is_of(path: Path, task: AbsTask) -> bool:
 
 def _verified(path: Path) -> mteb.TaskResult:
     if _digest_of(path).read_text(encoding="utf-8") != file_sha256(path):
-        raise DataError("its content is not that of its digest")
+        raise DataError("its content does not match its digest")
     return mteb.TaskResult.from_disk(path)
 
 

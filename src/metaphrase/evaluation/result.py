@@ -74,7 +74,7 @@ def complete_groups(groups: Mapping[str, Sequence[str]], languages: Iterable[str
 
 
 def conditions(start: float, resamples: int, seed: int, **settings: Any) -> dict[str, Any]:
-    """Fields of a `Result`: its settings, with those of the bootstrap, the versions, and the seconds since ``start``."""
+    """Fields of a `Result`: its settings, including the bootstrap's, the versions, and the seconds since ``start``."""
     return {
         "settings": {**settings, "confidence": CONFIDENCE, "resamples": resamples, "seed": seed},
         "versions": versions(),

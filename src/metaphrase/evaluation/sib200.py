@@ -4,7 +4,7 @@ Two benchmarks use these sentences: retrieval of translations, and the accuracy 
 trained on English embeddings, a transfer score without fine-tuning.
 
 Reference: Adelani et al. 2024, "SIB-200: A Simple, Inclusive, and Big Evaluation Dataset for Topic Classification in 200+
-Languages and Dialects". The sentences are those of FLORES-200.
+Languages and Dialects". The sentences come from FLORES-200.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def load_topic_folder(path: str | Path, languages: Sequence[str] | None = None) 
     Raises:
         FileNotFoundError: The folder lacks English or a language.
         DataError: A file has another format.
-        DataMismatchError: The sentences of a language are not those of English.
+        DataMismatchError: The sentences of a language do not match the English ones.
     """
     folder = Path(path)
     files = topic_files(folder)
@@ -344,7 +344,7 @@ class TopicEvaluator(EmbeddingEvaluator):
     Args:
         sets: English and other languages, from `load_topic_folder`.
 
-    The other arguments are those of `EmbeddingEvaluator`.
+    See `EmbeddingEvaluator` for the other arguments.
 
     Relations: `RetrievalEvaluator` with the pairs of `topic_pairs` measures the retrieval of translations.
     """

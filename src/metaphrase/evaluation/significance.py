@@ -1,4 +1,4 @@
-"""Bootstrap intervals, paired bootstrap tests and Holm's correction.
+"""Bootstrap intervals, p-values and Holm's correction; :func:`metaphrase.evaluation.compare.compare` tests two results.
 
 Each item has a score: a hit (0 or 1), or the mean of its hits in both directions. All results are in percent.
 
@@ -9,7 +9,6 @@ therefore one multinomial draw over the distinct values instead of ``n`` draws, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -27,23 +26,6 @@ Verdict = Literal["better", "tie", "worse"]
 CHUNK = 1 << 22
 #: Resampled differences closer to zero than this, in percentage points, count as zero (rounding of means).
 _ZERO = 1e-10
-
-
-@dataclass(frozen=True)
-class PairedDifference:
-    """Difference between two sets of scores of the same items.
-
-    Attributes:
-        difference: Mean of after − before, in percentage points.
-        interval: Percentile bootstrap interval of the difference, in percentage points.
-        p_value: Two-sided bootstrap p-value of "no difference".
-        n: Number of items.
-    """
-
-    difference: float
-    interval: tuple[float, float]
-    p_value: float
-    n: int
 
 
 @checked
@@ -72,68 +54,14 @@ def bootstrap_interval(
     return percentile_interval(resampled_means({"": correct}, resamples=resamples, seed=seed), confidence)
 
 
-@checked
-def paired_bootstrap(
-    before_n: ArrayLike,
-    after_n: ArrayLike,
-    *,
-    resamples: Resamples = RESAMPLES,
-    confidence: BetweenZeroAndOne = CONFIDENCE,
-    seed: Seed = 0,
-) -> PairedDifference:
-    """Test a difference by a paired bootstrap over items: each resample draws items together with both of their scores.
-
-    The p-value is that of `two_sided_p_value`. It is below ``1 − confidence`` only if the interval excludes zero, and
-    never below ``2 / (1 + resamples)``: a correction over many languages needs many resamples.
-
-    Args:
-        before_n: Score of each item of the baseline, shape ``(n,)``. An item's score is a hit, or the mean of its hits
-            in both directions.
-        after_n: Score of the same items of the other model, shape ``(n,)``.
-        resamples: Number of bootstrap samples.
-        confidence: Share of the bootstrap distribution inside the interval.
-        seed: Seed of the resampling.
-
-    Raises:
-        ValueError: There are no items, or the two sides differ in their number.
-
-    >>> paired_bootstrap([0, 0, 1, 1] * 25, [1, 0, 1, 1] * 25).difference
-    25.0
-    """
-    return pooled_paired_bootstrap(
-        {"": before_n}, {"": after_n}, resamples=resamples, confidence=confidence, seed=seed
-    )
-
-
-@checked
-def pooled_paired_bootstrap(
-    before: Mapping[str, ArrayLike],
-    after: Mapping[str, ArrayLike],
-    *,
-    resamples: Resamples = RESAMPLES,
-    confidence: BetweenZeroAndOne = CONFIDENCE,
-    seed: Seed = 0,
-) -> PairedDifference:
-    """Test the unweighted mean over languages by a paired bootstrap; see `paired_bootstrap`.
-
-    Languages are fixed, not sampled: items are resampled within each language, and every language has the same weight,
-    regardless of its number of items. A `ValueError` is raised if the two sides differ in languages or in the number of
-    items of one.
-    """
-    differences = item_differences(before, after)
-    means_r = resampled_means(differences, resamples=resamples, seed=seed)
-    return PairedDifference(
-        difference=100 * float(np.mean([d.mean() for d in differences.values()])),
-        interval=percentile_interval(means_r, confidence),
-        p_value=two_sided_p_value(means_r),
-        n=sum(len(d) for d in differences.values()),
-    )
-
-
 def item_differences(
     before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike]
 ) -> dict[str, NDArray[np.float64]]:
-    """After − before for each item of each language."""
+    """After − before for each item of each language.
+
+    Raises:
+        ValueError: The two sides differ in languages, or in the number of items of one.
+    """
     if before.keys() != after.keys():
         raise ValueError(
             f"A paired test needs the same languages on both sides, but got {sorted(before)} before and "
@@ -145,7 +73,7 @@ def item_differences(
         if before_n.shape != after_n.shape:
             raise ValueError(
                 f"A paired test needs both scores of every item, but got {len(before_n)} scores before and "
-                f"{len(after_n)} after{f' for {language!r}' if language else ''}. Measure both on the same pairs."
+                f"{len(after_n)} after for {language!r}. Measure both on the same pairs."
             )
         differences[language] = after_n - before_n
     return differences
@@ -154,7 +82,9 @@ def item_differences(
 def two_sided_p_value(difference_r: NDArray[np.floating]) -> float:
     """Two-sided bootstrap p-value of "no difference", which inverts the percentile interval.
 
-    With ``B`` resampled differences ``d`` it is ``2 · min(1 + #{d ≤ 0}, 1 + #{d ≥ 0}) / (1 + B)``, at most 1.
+    With ``B`` resampled differences ``d`` it is ``2 · min(1 + #{d ≤ 0}, 1 + #{d ≥ 0}) / (1 + B)``, at most 1. It is below
+    ``1 − confidence`` only if the interval excludes zero, and never below ``2 / (1 + B)``: a correction over many languages
+    needs many resamples.
 
     >>> two_sided_p_value(np.linspace(1, 3, 99))
     0.02

@@ -4,7 +4,7 @@ The measure is Spearman's correlation of cosines and gold scores, times 100, for
 unweighted means.
 
 References: Cer et al. 2017, "SemEval-2017 Task 1"; Chen et al. 2022, "SemEval-2022 Task 8: Multilingual news article
-similarity"; the averages of STS22 are those of WACSE.
+similarity"; the averages of STS22 follow WACSE.
 """
 
 from __future__ import annotations

@@ -23,9 +23,8 @@ from metaphrase.aligners.embedding import EmbeddingAligner, Rule
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links
 from metaphrase.evaluation.evaluator import RecordedEvaluator
-from metaphrase.evaluation.measures import ErrorRate
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
-from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
+from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Positive, Resamples, Seed, Share, checked
 from metaphrase.io.progress import progress_bars
@@ -108,25 +107,6 @@ def alignment_scores(
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     aer = 1 - (right + allowed) / (n_predicted + n_sure) if n_predicted + n_sure else 0.0
     return AlignmentScores(precision, recall, f1, aer)
-
-
-@checked
-def alignment_error_interval(
-    predicted: Iterable[Iterable[Link]],
-    sure: Iterable[Iterable[Link]],
-    possible: Iterable[Iterable[Link]],
-    *,
-    resamples: Resamples = RESAMPLES,
-    confidence: BetweenZeroAndOne = CONFIDENCE,
-    seed: Seed = 0,
-) -> tuple[float, float]:
-    """Compute a percentile bootstrap interval of the AER over sentence pairs: its lower and upper end, fractions.
-
-    The links are those of `alignment_scores`; ``confidence`` is the share of the bootstrap distribution inside the interval.
-    """
-    counts_n4 = _counts(predicted, sure, possible)
-    (error_r,) = ErrorRate().scores([counts_n4], resamples, np.random.default_rng(seed))
-    return percentile_interval(error_r / 100, confidence)
 
 
 def _counts(
@@ -390,7 +370,7 @@ class WordAlignmentEvaluator(RecordedEvaluator):
     """Word alignment by the token states of a model, during training.
 
     The model is measured as an `EmbeddingAligner`. The primary metric is ``f1``, because trainers assume that higher is
-    better; it is 1 − AER if all gold links are sure. Metrics and CSV file are named as those of `EmbeddingEvaluator`.
+    better; it is 1 − AER if all gold links are sure. Metrics and CSV file are named as by `EmbeddingEvaluator`.
 
     Args:
         pairs: Pairs with gold links, from `load_wpt` or `load_pharaoh`.

@@ -1,7 +1,7 @@
 """xsim++: retrieval of English translations among altered English sentences.
 
 Reference: Chen et al. 2023, "xSIM++: An Improved Proxy to Bitext Mining Performance for Low-Resource Languages". The
-distractors are those of `distractors`.
+distractors come from `distractors`.
 
 Shapes: ``n`` queries, ``m`` candidates, ``h`` hidden.
 """
@@ -160,7 +160,7 @@ class XsimPlusPlusEvaluator(EmbeddingEvaluator):
     Args:
         sets: Parallel sentences per language with English targets, from `load_parallel_folder`.
 
-    The other arguments are those of `EmbeddingEvaluator`.
+    See `EmbeddingEvaluator` for the other arguments.
     """
 
     kind = "xsimpp"

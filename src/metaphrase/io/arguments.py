@@ -133,7 +133,7 @@ def describe_type(hint: Any) -> str:
 
 
 def check_value(value: Any, hint: Any, what: str, error: type[MetaphraseError] = UsageError) -> None:
-    """Refuse a value that does not have its type, or is out of range; ``what`` is its name and place, for the message."""
+    """Refuse a value of the wrong type or out of range; ``what`` is its name and place, for the message."""
     if not is_of_type(value, hint):
         raise error(f"{what} must be {describe_type(hint)}, but is {reprlib.repr(value)}.")
 
@@ -157,7 +157,7 @@ def is_limited(hint: Any) -> bool:
 
 
 def check_values(hints: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
-    """Refuse numbers that are out of range, unknown choices, and words for true and false; other types are not checked."""
+    """Refuse numbers out of range, unknown choices, and text in place of true or false; other types are not checked."""
     for key, value in given.items():
         if is_limited(hints.get(key)):
             check_value(value, hints[key], f"{key!r} of {name}")

@@ -27,7 +27,7 @@ MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
 class Keys(dict[Any, Any]):
     """A mapping from a YAML file with the positions of its keys.
 
-    ``places`` has ``"path:line:column"`` of each key, one-based; ``words`` the text of each scalar, such as ``012`` of
+    ``places`` has ``"path:line:column"`` of each key, one-based; ``words`` the text of each scalar, such as ``012`` for
     10, and the texts of each list of scalars.
     """
 

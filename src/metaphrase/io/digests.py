@@ -30,6 +30,15 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def json_digest(content: Any) -> str:
+    """SHA-256 of data that JSON can express, regardless of the order of keys; other values count as their text.
+
+    >>> json_digest({"a": 1, "b": [2]}) == json_digest({"b": (2,), "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def file_facts(path: str | Path) -> dict[str, Any]:
     """SHA-256 and size in bytes of a file, for a manifest."""
     return {"sha256": file_sha256(path), "bytes": Path(path).stat().st_size}
@@ -73,11 +82,11 @@ class PinnedFile:
         try:
             if _stamp(self.path) == self.stamp or file_sha256(self.path) == self.sha256:
                 return
-            found = "has other content now"
+            found = "its content has changed"
         except FileNotFoundError:
-            found = "disappeared"
+            found = "it no longer exists"
         raise CorpusError(
-            f"{self.path} changed while it was in use: it {found}. Pass a copy that no other process writes to, and run "
+            f"{self.path} changed while it was in use: {found}. Pass a copy that no other process writes to, and run "
             "again."
         )
 

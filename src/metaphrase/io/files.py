@@ -40,7 +40,8 @@ def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
     except OSError as error:
         # NumPy's error has no number: "9216 requested and 8192 written"
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or " requested and " in str(error):
-            raise StorageError(f"Cannot write {path}: the disk is full. Free some space, and repeat.") from error
+            message = f"Cannot write {path}: the disk is full. Free some space and run the command again."
+            raise StorageError(message) from error
         raise
     finally:
         partial.unlink(missing_ok=True)
@@ -61,7 +62,7 @@ def replace_text(path: str | Path, text: str) -> Path:
 def follow_umask(folder: Path) -> None:
     """Give the files of a new folder the permissions that the umask gives to new files.
 
-    safetensors creates files that only their owner can read, whatever the umask.
+    safetensors creates files that only their owner can read, regardless of the umask.
     """
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):

@@ -31,9 +31,9 @@ UNSAFE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5",
 RETRY_PAUSES = (1.0, 4.0, 15.0)
 #: Timeout in seconds of requests for which the client sets none.
 REQUEST_TIMEOUT = 300.0
-#: Longest pause in seconds before a retry, whatever the Hub asks for.
+#: Longest pause in seconds before a retry, even if the Hub asks for a longer one.
 LONGEST_PAUSE = 60
-#: Longest message of a cause that is repeated in ours, in characters.
+#: Maximum number of characters of a cause's message that is repeated in ours.
 _MESSAGE_LENGTH = 500
 
 #: Errors that the client raises: its own HTTP errors, transport errors, and a RuntimeError for a failed file upload.
@@ -129,7 +129,7 @@ def hub_errors(repo_id: str, access: str, hint: str, *, token: str | None) -> It
         yield
     except (MetaphraseError, HFValidationError):
         raise
-    except Exception as error:  # the client does not expect answers that are not those of a Hub
+    except Exception as error:  # the client does not expect answers of another server
         raise _translated(error, repo_id, access, hint, token) from error
 
 
@@ -204,14 +204,14 @@ def _translated(error: Exception, repo_id: str, access: str, hint: str, given: s
     status, message, token = status_of(error), format_error(error), _name_of_token(given)
     causes = list(_causes(error))
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
-        return HubConnectionError(f"The Hub could not be reached, as HF_HUB_OFFLINE is set: unset it. {hint}")
+        return HubConnectionError(f"The Hub could not be reached because HF_HUB_OFFLINE is set: unset it. {hint}")
     if "xet-write-token" in message:
         return HubConnectionError(
             f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. {hint}"
         )
     if any(type(cause).__name__ == "GatedRepoError" for cause in causes):
         return HubAccessError(
-            f"{repo_id} is gated, and the Hub does not show it to {token} ({status}): ask for access on its page, "
+            f"{repo_id} is gated, and {token} has no access to it ({status}): request access on its page, "
             f"{constants.ENDPOINT}/{repo_id}. {hint}"
         )
     refused = type(error) is not RuntimeError  # a RuntimeError is a failed file upload, whose address may have expired
@@ -220,19 +220,19 @@ def _translated(error: Exception, repo_id: str, access: str, hint: str, given: s
     if refused and status == 403:
         required = f"{'write ' if access != 'read' else ''}access to {repo_id.split('/')[0]!r}"
         return HubAccessError(
-            f"The Hub does not let {token} {access} {repo_id} (403): the token needs {required}, or choose another "
+            f"The Hub does not allow {token} to {access} {repo_id} (403): the token needs {required}, or choose another "
             f"repository. {hint}"
         )
     if refused and status == 404:
         return HubMissingError(
-            f"The Hub has no repository {repo_id}, or does not show it to {token} (404): check the name. {hint}"
+            f"The Hub has no repository {repo_id}, or {token} has no access to it (404): check the name. {hint}"
         )
     if status is None and any(isinstance(cause, TransportError) for cause in causes):
         return HubConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {message}. {hint}")
     operation = "download of" if access == "read" else "upload to"
     if not isinstance(error, _CLIENT_ERRORS):
         message = (
-            f"the answer of the Hub at {constants.ENDPOINT} is not understood ({type(error).__name__}: {message}); check "
+            f"unexpected response from the Hub at {constants.ENDPOINT} ({type(error).__name__}: {message}); check "
             "that HF_ENDPOINT is the address of a Hub"
         )
     return HubConnectionError(f"The {operation} {repo_id} failed: {message}. {hint}")

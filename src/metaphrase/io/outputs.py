@@ -30,7 +30,7 @@ def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Pat
     for output in (path for path in outputs if path is not None):
         identity = _identity(output)
         if identity in read:
-            raise UsageError(f"Writing {output} would replace {read[identity]}, which is read. Choose another output.")
+            raise UsageError(f"Writing {output} would overwrite the input {read[identity]}. Choose another output.")
         if identity in written:
             raise UsageError(f"{output} is written twice. Choose different outputs.")
         if Path(output).exists() and not Path(output).is_file():
@@ -39,7 +39,7 @@ def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Pat
 
 
 def check_folder(folder: str | Path, *, model: str | Path | None = None, around: bool = True) -> None:
-    """Refuse an output folder that is or contains that of the model, or that holds files which this library did not write.
+    """Refuse an output folder that is or contains the model's, or that holds files which this library did not write.
 
     Hidden files are ignored.
     """
@@ -48,8 +48,8 @@ def check_folder(folder: str | Path, *, model: str | Path | None = None, around:
         inner = Path(model).resolve()
         if _identity(folder) in map(_identity, (inner, *inner.parents) if around else [inner]):
             raise UsageError(
-                f"The output folder {folder} is, or contains, that of the model {model}, whose files could be replaced. "
-                "Choose another."
+                f"The output folder {folder} is, or contains, the folder of the model {model}, whose files could be "
+                "replaced. Choose another."
             )
     try:
         paths = [] if _is_ours(place) or not place.is_dir() else list(place.iterdir())

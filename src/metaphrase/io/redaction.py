@@ -23,7 +23,7 @@ def hide(secret: str | None) -> None:
 
 
 def without_tokens(text: str) -> str:
-    """Remove access tokens from text: those of the environment, those registered, and strings that look like Hub tokens.
+    """Remove access tokens from text: from the environment, registered ones, and strings that look like Hub tokens.
 
     >>> without_tokens("push with hf_0123456789abcdefghij")
     'push with hf_***'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from metaphrase.exceptions import DataError, DataMismatchError, MetaphraseError
+from metaphrase.io.digests import json_digest
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.locks import LOCK, exclusive
 
@@ -58,8 +58,8 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
         if left != manifest:
             keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
             raise DataMismatchError(
-                f"{folder} holds the work of another command, which differs in: {', '.join(keys)}. Repeat that "
-                f"command to use it, or delete {folder} to start over."
+                f"{folder} holds the work of another command, which differs in: {', '.join(keys)}. Run that "
+                f"command again to use it, or delete {folder} to start over."
             )
         return folder
     if folder.exists() and any(
@@ -120,7 +120,7 @@ def read_kept(path: Path, read: Callable[[Path], _Part]) -> _Part | None:
 def write_part(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Store a part of some work as JSON with its digest. Returns the content as it will be read."""
     content = json.loads(json.dumps(content, default=str))
-    write_json(path, content | {_DIGEST: _digest(content)})
+    write_json(path, content | {_DIGEST: json_digest(content)})
     return content
 
 
@@ -137,13 +137,9 @@ def read_part(path: Path) -> dict[str, Any] | None:
 
 def _verified(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text(encoding="utf-8"))
-    if content.pop(_DIGEST) != _digest(content):
-        raise DataError("its content is not that of its digest")
+    if content.pop(_DIGEST) != json_digest(content):
+        raise DataError("its content does not match its digest")
     return content
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -152,6 +148,6 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except DAMAGED as error:
         raise DataError(
-            f"{path} is damaged ({error}), so the command that left the work is unknown. Delete {path.parent} to start "
+            f"{path} is damaged ({error}), so it is unknown which command the work belongs to. Delete {path.parent} to start "
             "over."
         ) from error

@@ -106,7 +106,7 @@ def read_vector(path: str | Path) -> tuple[dict[str, Tensor], Tensor | None, dic
 
 def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
     if KEY not in metadata:
-        raise ValueError(f"its metadata have no {KEY!r}, so it holds something else")
+        raise ValueError(f"its metadata have no {KEY!r}, so it is another kind of file")
     content = json.loads(metadata[KEY])
     if not isinstance(content, dict):
         raise ValueError(f"its metadata {KEY!r} are not keys and values")
@@ -145,5 +145,5 @@ def _differences(content: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict
             raise ValueError(f"{name}: {error}") from error
     digest = content.pop("digest")
     if tensors_digest(tensors, content) != digest:
-        raise ValueError("its content does not have the digest that was written with it")
+        raise ValueError("its content does not match its digest")
     return differences

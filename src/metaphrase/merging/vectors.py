@@ -119,7 +119,7 @@ class TaskVector:
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
         """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
 
-        It has the vector's settings and its prompts with their default one, or else those of the base.
+        It has the vector's settings and its prompts with their default one, or else the base's.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -248,7 +248,7 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
     changing = [one for one in vectors if one.differences or one.directions is not None]
     if len(changing) > 1 and len(set(map(_digest, changing))) < len(changing):
         raise UsageError(
-            "Two of the task vectors are the same, perhaps under different names. Give each once, and choose its weight with "
+            "Two of the task vectors are the same, perhaps under different names. Pass each once, and choose its weight with "
             "alpha."
         )
     if alpha is None and len({one.alpha for one in vectors}) > 1:
@@ -258,7 +258,7 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
 
 
 def _digest(vector: TaskVector) -> str:
-    """Digest of what a vector changes, whatever its alpha and its facts."""
+    """Digest of what a vector changes, regardless of its alpha and its facts."""
     directions = {} if vector.directions is None else {"directions": vector.directions}
     return tensors_digest({**vector.differences, **directions})
 

@@ -47,7 +47,7 @@ def encode(
     bf16: bool = False,
     advance: Callable[[int], None] = lambda n: None,
 ) -> NDArray[Any] | Tensor:
-    """Embed sentences; the result equals that of ``model.encode`` up to rounding.
+    """Embed sentences; the result equals ``model.encode`` up to rounding.
 
     Models that do not start with a text encoder of transformers (static embeddings, routers, images), that pad on the
     left, or that already run without padding (FlashAttention) fall back to ``model.encode``.

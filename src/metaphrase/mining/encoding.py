@@ -36,13 +36,13 @@ def encode_file(
 ) -> tuple[Path, Path] | None:
     """Embed the distinct sentences of a monolingual text, which need not fit in memory.
 
-    Embeddings are kept in ``OUTPUT.partial`` until all are there. If a call is killed, the same call resumes. A second
+    Embeddings are kept in ``OUTPUT.partial`` until all are complete. If a call is killed, the same call resumes. A second
     process with the same output is refused.
 
     Args:
         text: One sentence per line, or TSV; also .gz. Empty, unreadable and repeated lines are skipped.
         output: ``.npy`` file of unit rows, shape ``(sentences, hidden)``, float32, or float16 with ``search.half``.
-        search: The encoder; what concerns neighbours is ignored.
+        search: The encoder; options of neighbours are ignored.
         engine: Where embedding runs.
         column: Column of a TSV file: its name in the header, or its number, from 1.
         begin: Starts a progress bar.

@@ -8,7 +8,7 @@ among tasks:
 2. `Index`: the approximate index that a side's sentences are searched in, unless the search is exact.
 3. `Search`: neighbours, a shard of queries per file, among all embeddings of the other side.
 
-At last the command reads the files that it needs, and writes its result.
+Finally, the command reads the files that it needs, and writes its result.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Work:
 
 
 class Step(PipelineStep):
-    """A stage. Each of its tasks makes every ``world_size``-th file, counted over all sides.
+    """A stage. Each of its tasks computes every ``world_size``-th file, counted over all sides.
 
-    A file does not depend on the task that makes it: its texts are encoded in the same batches, or its queries are compared
+    A file does not depend on its task: its texts are encoded in the same batches, or its queries are compared
     with the same blocks, on a number of threads that the executor fixes.
     """
 
@@ -95,18 +95,18 @@ class Step(PipelineStep):
 
     @abstractmethod
     def files(self, side: str) -> list[str]:
-        """The files of a side, made by all tasks."""
+        """The files of a side, computed by all tasks."""
 
     @abstractmethod
     def needs(self, side: str) -> list[str]:
-        """Patterns of the files that the files of a side are made of."""
+        """Patterns of the files that the files of a side are computed from."""
 
     @abstractmethod
     def make(self, folder: Path, side: str, part: slice) -> None:
-        """Make some of the files of a side."""
+        """Compute some of the files of a side."""
 
     def parts(self, rank: int, tasks: int) -> dict[str, slice]:
-        """The files of each side that a task makes."""
+        """The files of each side that a task computes."""
         parts, before = {}, 0
         for side in self.work.sentences:
             count, first = len(self.files(side)), (rank - before) % tasks
@@ -116,7 +116,7 @@ class Step(PipelineStep):
         return parts
 
     def made(self, rank: int, tasks: int) -> list[str]:
-        """The paths that a task makes."""
+        """The paths that a task computes."""
         parts = self.parts(rank, tasks)
         return [f"{side}/{name}" for side, part in parts.items() for name in self.files(side)[part]]
 
@@ -191,7 +191,7 @@ class Search(Step):
         return embeddings if self.work.is_exact else [*embeddings, f"{side}/{INDEX}"]
 
     def made(self, rank: int, tasks: int) -> list[str]:
-        """The paths that a task makes; that of the first shard of a side also measures the recall of its index."""
+        """The paths that a task computes; the task of the first shard of a side also measures the recall of its index."""
         parts = self.parts(rank, tasks)
         measured = [f"{side}/{RECALL}" for side, part in parts.items() if not (part.start or self.work.is_exact)]
         return super().made(rank, tasks) + measured
@@ -220,7 +220,7 @@ def check_settings(engine: EngineOptions) -> None:
         if engine.executor == "slurm" and (unsafe := sorted(set(_UNQUOTED.findall(path)))):
             raise UsageError(
                 f"--storage {path} cannot be used with --executor slurm: the job scripts of datatrove do not quote it, and "
-                f"it contains {' '.join(map(repr, unsafe))}. Choose a folder without this."
+                f"it contains {' '.join(map(repr, unsafe))}. Choose a folder without these characters."
             )
         _try_writing(storage, engine.storage)
     if engine.executor == "slurm" and shutil.which("sbatch") is None:
@@ -263,9 +263,9 @@ def run_stages(
     finish: Callable[[], Any],
     note: Callable[[str], Any],
 ) -> AbstractContextManager[Path] | None:
-    """Run the stages that have files; what is in the storage already is reused.
+    """Run the stages that have files; what is already in the storage is reused.
 
-    ``texts`` is the folder with the sentences and their manifest; the other arguments are those of `make_shards`.
+    ``texts`` is the folder with the sentences and their manifest; see `make_shards` for the other arguments.
 
     Returns a context with a folder of the neighbours, the recall of an approximate search and, ``with_rows``, the
     embeddings; None if the stages were submitted to Slurm.
@@ -286,11 +286,11 @@ def run_stages(
         if left := stage.get_incomplete_ranks():
             note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
         _run(stage)
-        storage.fs.invalidate_cache()  # of listings: others have written
+        storage.fs.invalidate_cache()  # of listings: other processes have written
         if engine.executor != "slurm" and (left := stage.get_incomplete_ranks(skip_completed=True)):
             raise WorkerError(
                 f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
-                f"{logs}; the same command repeats only these tasks."
+                f"{logs}; the same command runs only these tasks again."
             )
         if getattr(stage, "job_id", None) != -1:  # else Slurm has no job to wait for: nothing was left to submit
             before = stage
@@ -388,7 +388,7 @@ def _prepare_worker(started: Any, devices: Sequence[str]) -> None:
 def staged(storage: DataFolder, patterns: Sequence[str], made: Sequence[str] = ()) -> Iterator[Path]:
     """Copy files of a storage to a temporary folder, and repeat its changes at the end. A local storage is used itself.
 
-    Files of the ``patterns`` must exist; those of ``made`` are copied if they exist.
+    Files of the ``patterns`` must exist; files of ``made`` are copied if they exist.
 
     Raises:
         DataError: There are no such files.
@@ -436,7 +436,7 @@ def _copy_texts(texts: Path, storage: DataFolder, sides: Iterable[str]) -> None:
             f"{storage.resolve_paths('')} holds the work of another command: other texts, another encoder or other "
             "options of the search. Use another --storage, or delete it."
         )
-    for path in (*(f"{side}/{name}" for side in sides for name in TEXTS), MANIFEST):  # the last: all are there
+    for path in (*(f"{side}/{name}" for side in sides for name in TEXTS), MANIFEST):  # last: it marks them complete
         if is_kept and storage.isfile(path) and storage.size(path) == (texts / path).stat().st_size:
             continue
         storage.makedirs(str(Path(path).parent), exist_ok=True)

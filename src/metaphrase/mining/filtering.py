@@ -33,8 +33,8 @@ from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, load_
 
 logger = logging.getLogger(__name__)
 
-#: Neighbours among which hard negatives are looked for, and the largest similarity of one, as a share of the translation's.
-#: The share is that of Moreira et al. 2024 (NV-Retriever), section 4.
+#: Number of neighbours that are searched for hard negatives, and their largest similarity, as a share of the translation's.
+#: The share comes from Moreira et al. 2024 (NV-Retriever), section 4.
 NEGATIVE_NEIGHBOURS, MOST_SIMILAR = 32, 0.95
 #: Memory of a Python string without its characters, including its entries in a list and a dictionary.
 _TEXT = 200
@@ -102,7 +102,7 @@ def filter_corpus(
         # A data set of the Hub has a commit instead of a digest.
         inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
         names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
-        # As a list: the order of the files is that of the embeddings.
+        # As a list: the files are in the order of the embeddings.
         loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
         loaded["deep"] = options.negatives > 0
         open_work_folder(work, work_manifest(model, search, loaded))

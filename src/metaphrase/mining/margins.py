@@ -241,7 +241,7 @@ def suggest_threshold(
     """Estimate the threshold with the best F1 for text without gold pairs.
 
     Scores of wrong pairs are known from an experiment: if the translation of a sentence is removed from its neighbours, the
-    pair that it then enters is wrong. The best pairs are taken as translations and removed, and pairs are selected again.
+    pair that it then forms is wrong. The best pairs are taken as translations and removed, and pairs are selected again.
     The number of wrong pairs follows from the low scores, below the median of these, where nearly all pairs are wrong.
 
     The estimate is rough, and optimistic if few sentences have a translation. Inspect pairs on both sides of the threshold.
@@ -280,7 +280,7 @@ def suggest_threshold(
 def _wrong_scores(
     translations: Pairs, forward: Neighbours, backward: Neighbours, margin: Margin, retrieval: Retrieval
 ) -> NDArray[np.float64]:
-    """Ascending scores of the pairs that sentences enter if their translations are removed from their neighbours."""
+    """Ascending scores of the pairs that sentences form if their translations are removed from their neighbours."""
     ways, is_known = [], []
     for found, own_c, other_c in (
         (forward, translations.source_c, translations.target_c),

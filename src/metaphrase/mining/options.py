@@ -147,7 +147,7 @@ class EngineOptions:
     tasks: Count = option(1, "Number of tasks of each stage. A task that is killed is repeated.")
     workers: Count | None = option(
         None,
-        "Maximum number of tasks at a time. Default: with local the number of GPUs, or without one that of the CPU cores "
+        "Maximum number of tasks at a time. Default: with local the number of GPUs, or without one, of the CPU cores "
         "that this process may use; else no maximum.",
     )
     storage: str | None = option(

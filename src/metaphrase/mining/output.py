@@ -92,7 +92,7 @@ def write_sample(
 def draw_histogram(
     pairs: Pairs, wrong_d: NDArray[np.floating], threshold: float | None, suggestion: float | None, path: Path
 ) -> list[Path]:
-    """Draw the distribution of the scores, and of those of wrong pairs. Without pairs, an earlier picture is deleted."""
+    """Draw the distribution of the scores, and of the scores of wrong pairs. Without pairs, an earlier picture is deleted."""
     from matplotlib.figure import Figure  # slow to import
 
     if not len(pairs.score_c):

@@ -79,11 +79,11 @@ class Sentences(Sequence[str]):
         self._end_n = np.load(folder / "ends.npy", mmap_mode="r")
         self._bytes = np.memmap(folder / "sentences.txt", dtype=np.uint8, mode="r")
         if self._end_n[self.facts["sentences"] - 1] != len(self._bytes):
-            raise DataError(f"The files of {folder} do not belong together.")
+            raise DataError(f"The files of {folder} do not match each other.")
 
     @classmethod
     def write(cls, folder: Path, read: Callable[[], Iterable[str | None]]) -> Sentences:
-        """Write sentences to a folder, unless they are already there.
+        """Write sentences to a folder, unless it already has them.
 
         ``read`` returns an iterator over the lines. It is called twice, so that memory holds one number per line.
         """

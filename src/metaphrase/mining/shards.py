@@ -1,6 +1,6 @@
 """Embeddings and neighbours on disk, one file per shard: a killed run resumes after its last shard.
 
-They are made in this process, where memory holds one shard at a time, or in tasks of an engine.
+They are computed in this process, where memory holds one shard at a time, or in tasks of an engine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from metaphrase.modeling.precision import bfloat16
 SIDES = ("source", "target")
 #: Queries whose exact neighbours measure the recall of an approximate search.
 _TRIED = 1024
-#: The share of the shards that a call makes: all, or those of one of several tasks, ``slice(task, None, tasks)``.
+#: The share of the shards that a call computes: all, or the share of one of several tasks, ``slice(task, None, tasks)``.
 ALL = slice(None)
 #: Files of an approximate search: its index, and its measured recall.
 INDEX, RECALL = "pool.faiss", "recall.json"
@@ -88,7 +88,7 @@ def load_neighbours(
 
 
 class _Mapped(Sequence[NDArray[Any]]):
-    """Arrays in files, memory-mapped when they are read. A process may hold few open files, and a map holds one."""
+    """Arrays in files, memory-mapped when they are read. The number of open files is limited, and each map keeps one open."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -108,7 +108,7 @@ def _load(
         path = folder / f"{first // size:06d}{suffix}"
         shard = read_kept(path, partial(read, min(size, count - first)))
         if shard is None:
-            raise DataError(f"{path} is missing or was damaged. Repeat the command: it makes what is missing.")
+            raise DataError(f"{path} is missing or was damaged. Run the command again to recompute it.")
         yield path, shard
 
 
@@ -189,7 +189,7 @@ def search_shards(
     def exactly(query_qh: NDArray[np.float32]) -> Neighbours:
         return nearest_neighbours(query_qh, pool, search.k, device=device)
 
-    @cache  # not read if all neighbours are there
+    @cache  # not read if all neighbours exist
     def index() -> Approximate:
         return read_kept(folder / INDEX, partial(_read_index, len(pool))) or build_index(pool, folder, search)
 
@@ -230,11 +230,11 @@ def make_shards(
     begin: Begin,
     note: Callable[[str], Any],
 ) -> AbstractContextManager[Path] | None:
-    """Make the embeddings and neighbours of some texts, unless they are already there.
+    """Compute the embeddings and neighbours of some texts, unless they already exist.
 
     ``texts`` are the distinct, non-empty texts of each side; ``pools`` has, for each side whose neighbours are searched, the
     side that they are searched in. The work folder has a manifest, and the engine was checked. The last Slurm job calls
-    ``finish`` with the options of an engine that finds everything made.
+    ``finish`` with engine options with which all shards already exist.
 
     Returns a context with the folder of the shards, a folder for each side, which has the embeddings, too, if
     ``with_rows``; None if the tasks were submitted to Slurm.

@@ -42,7 +42,7 @@ def translation_ranking(
     soft_bb: Tensor | None = None,
     soft_weight: float = 1.0,
 ) -> Tensor:
-    """In-batch translation ranking: each sentence must identify its translation among those of the batch.
+    """In-batch translation ranking: each sentence must identify its translation in the batch.
 
     ``-log exp(φ(x_i, y_i) / τ) / Σ_j exp(φ(x_i, y_j) / τ)``, averaged over ``i``. The computation is in float32 or wider,
     regardless of the type of the embeddings.
@@ -160,7 +160,7 @@ def vocabulary_cross_entropy(
 
 
 def _product_dtype(weight_vh: Tensor) -> torch.dtype:
-    """The type of autocast on the table's device, else that of the table."""
+    """The type of autocast on the table's device, else the table's."""
     device = weight_vh.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vh.dtype
 

@@ -134,7 +134,7 @@ class Anchor(Objective):
         distils = self.teacher is not None or self.toward == "target" or not self.normalize
         if distils and (self.sides == "interpolated" or self.level == "tokens"):
             raise UsageError(
-                "'teacher', 'toward' and 'normalize' of 'anchor' are about the embeddings of single sentences. Omit them, or "
+                "'teacher', 'toward' and 'normalize' of 'anchor' apply to the embeddings of single sentences. Omit them, or "
                 "use 'level: sentence', and 'source', 'target' or 'both' for 'sides'."
             )
         self.tokenizer: Any = None

@@ -192,7 +192,7 @@ class CrossUnmasking(Objective):
         """Return the shape of the vocabulary projection, which has no transform.
 
         Raises:
-            ModelError: The encoder's hidden size is not that of the sentence embeddings, or not a multiple of the number of
+            ModelError: The encoder's hidden size differs from the sentence embeddings', or is not a multiple of the number of
                 attention heads.
         """
         check_embedding_size(sources, self.name)

@@ -169,7 +169,7 @@ class MomentumHead(nn.Module):
         return embedding_bh if self.normalize == "h" else F.normalize(embedding_bh, dim=-1)
 
     def enqueue(self, key_bh: Tensor) -> None:
-        """Replace the oldest keys by those of this step, from all processes."""
+        """Replace the oldest keys by the keys of this step, from all processes."""
         self.queue_qh, self.pointer = enqueue(self.queue_qh, self.pointer, gather_with_gradient(key_bh))
 
     @torch.no_grad()
@@ -211,7 +211,7 @@ class MomentumContrast(Objective):
     Relations: :class:`TranslationRanking` takes its negatives from the batch, with gradient. With ``order: shuffled``, TLM
     sees the sentences in the same order.
 
-    Reference: Pan et al. 2021 (PPA), section 2.1; the queue is that of He et al. 2020 (MoCo), algorithm 1.
+    Reference: Pan et al. 2021 (PPA), section 2.1; the queue follows He et al. 2020 (MoCo), algorithm 1.
     """
 
     name: ClassVar[str] = "moco"
@@ -242,7 +242,7 @@ class MomentumContrast(Objective):
         return (self.view,)
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Return the pooling of queries and keys, which is that of the model.
+        """Return the pooling of queries and keys, which is the model's.
 
         Raises:
             UsageError: The queue is too large.

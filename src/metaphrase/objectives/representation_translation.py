@@ -279,7 +279,7 @@ class RepresentationTranslation(Objective):
         embeds = inspect.signature(getattr(sources.encoder, "embeddings", nn.Identity()).forward).parameters
         if self.positions == "double" and not {"inputs_embeds", "position_ids"} <= embeds.keys():
             raise ModelError(
-                f"Positions 'double' of RTL pass states through the embedding layer, but that of "
+                f"Positions 'double' of RTL pass states through the embedding layer, but the layer of "
                 f"{type(sources.encoder).__name__} accepts none. Use positions 'single', or an encoder of the BERT or XLM-R "
                 "family."
             )

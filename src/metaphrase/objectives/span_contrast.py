@@ -31,7 +31,7 @@ class PhrasePairs(View):
     A phrase pair is consistent with the alignment (see :func:`metaphrase.corpus.words.phrase_pairs`), has several words on at
     least one side, and no word with an empty span (see :func:`metaphrase.modeling.views.tokenize_words`). If a sentence pair
     has more than ``max_spans``, a sample is drawn. Provides ``source_spans`` and ``target_spans``, ``(batch, phrases, 2)``:
-    first piece and exclusive end of each phrase, ``(0, 0)`` for padding. The settings are those of :class:`SpanContrast`.
+    first piece and exclusive end of each phrase, ``(0, 0)`` for padding. See :class:`SpanContrast` for the settings.
     """
 
     encoded: ClassVar[bool] = False

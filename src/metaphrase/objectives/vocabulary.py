@@ -23,7 +23,7 @@ class VocabularyHead(nn.Module):
     """Predict pieces from states: ``softmax(W · LN(gelu(D h)) + b)``, at labelled positions only.
 
     The table ``W`` of a tied head is the encoder's input embeddings, which the head does not own. The transform in front of
-    it is that of the checkpoint's masked language modelling head, a new one if the checkpoint has none, or disabled.
+    it comes from the checkpoint's masked language modelling head, a new one if the checkpoint has none, or disabled.
 
     ``"untied"`` is a trainable copy of the table, ``"english"`` one of the rows of a subset; other labels count as the
     unknown token. The last is a softmax over fewer classes and thus a different loss.
@@ -51,7 +51,7 @@ class VocabularyHead(nn.Module):
         """Return the shape of the head for an encoder.
 
         Raises:
-            ModelError: The encoder's word embeddings are narrower than its states, as those of ALBERT.
+            ModelError: The encoder's word embeddings are narrower than its states, as in ALBERT.
             UsageError: The ids of an English vocabulary are missing.
         """
         embedded, hidden = sources.encoder.get_input_embeddings().embedding_dim, sources.encoder.config.hidden_size
@@ -115,6 +115,6 @@ class VocabularyHead(nn.Module):
         )
 
     def class_of(self, ids_n: Tensor) -> Tensor:
-        """Return the row of the subset for each piece id, that of the unknown token for other pieces."""
+        """Return the row of the subset for each piece id, the row of the unknown token for other pieces."""
         row_n = torch.searchsorted(self.ids_v, ids_n).clamp(max=len(self.ids_v) - 1)
         return torch.where(self.ids_v[row_n] == ids_n, row_n, self.unknown)

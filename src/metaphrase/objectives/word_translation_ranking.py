@@ -107,7 +107,7 @@ def word_translation_ranking(
 class WordTranslationRanking(Objective):
     """Each linked word must identify its translation among the words of the other sentence.
 
-    The states are those of the unmasked sentences, which are shared with :class:`TranslationRanking`. Special tokens
+    The states come from the unmasked sentences, which are shared with :class:`TranslationRanking`. Special tokens
     and words that truncation cut are neither anchors nor candidates.
 
     Args:

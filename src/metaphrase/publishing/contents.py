@@ -161,7 +161,7 @@ def _open_file(path: str, flags: int) -> int:
 
 
 def _heads(folder: Path, release: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of the heads that belong to a release, and the heads' files: its own, or those of the last checkpoint."""
+    """The folder of the heads that belong to a release, and the heads' files: its own, or the last checkpoint's."""
     own = {name: None for name in _HEADS if (folder / name).exists()}
     if any(map(is_weights, own)):
         return folder, own

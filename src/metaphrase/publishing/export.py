@@ -433,7 +433,7 @@ def result_rows(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list
 
 
 def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, Any]], command: str) -> str:
-    """Metadata of the new card: those of the original card that still apply, and the new results."""
+    """Metadata of the new card: the original card's that still apply, and the new results."""
     options, known = export.options, export.model.model_card_data
     card = AlignmentModelCardData(
         model_name=Path(options.output_dir).name,

@@ -295,7 +295,8 @@ class _Repository:
         ).repo_id
         if self.repo_id.casefold() not in (made.casefold(), made.casefold().partition("/")[2]):
             raise HubConnectionError(
-                f"{self.repo_id} was requested, and the Hub names {made!r}. If the repository was renamed, use its new name."
+                f"{self.repo_id} was requested, but the Hub returned {made!r}. If the repository was renamed, use its new "
+                "name."
             )
         self.repo_id = made
         if self.private and not self._is_private():
@@ -358,7 +359,7 @@ class _Repository:
         )
         if not re.fullmatch(r"[0-9a-f]{40}", str(commit.oid)):
             raise HubConnectionError(
-                f"The Hub at {self.api.endpoint} names {commit.oid!r} as the commit, which is not the id of one. Check "
+                f"The Hub at {self.api.endpoint} returned {commit.oid!r}, which is not a commit id. Check "
                 f"{self.repo_id} on its page, and push again."
             )
         return str(commit.oid)

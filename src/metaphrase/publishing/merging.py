@@ -319,7 +319,7 @@ def _check_choice(options: MergeOptions) -> None:
     """Refuse data that are missing, not used or not told apart when alpha is chosen."""
     auto = options.alpha == "auto"
     if auto and options.dev is None:
-        raise UsageError("--alpha auto needs data that show the gain. Pass a folder of development sets with --dev.")
+        raise UsageError("--alpha auto needs data to measure the gain. Pass a folder of development sets with --dev.")
     if not auto and (options.dev or options.guard or options.texts or options.curve):
         raise UsageError(
             "--dev, --guard, --texts and --curve choose alpha. Pass them with --alpha auto, or omit them."

@@ -26,7 +26,7 @@ from matplotlib.font_manager import fontManager
 from metaphrase.corpus.identification import language_name
 from metaphrase.publishing.analysis import SIDES
 
-#: Colours of the light theme by their names in the style sheet. ``m0`` to ``m7`` are those of Okabe and Ito, which readers
+#: Colours of the light theme by their names in the style sheet. ``m0`` to ``m7`` are Okabe and Ito's, which readers
 #: with colour vision deficiency can distinguish; each language of a map has its own marker as well.
 COLOURS = {
     "ink": "#1c2430",
@@ -278,7 +278,7 @@ def draw_retention(figure: Figure, *, retention: Mapping[str, Any]) -> None:
 
 
 def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
-    """Differences to the base by alpha, with their intervals: the gain, and the guards. A cross: it does not hold."""
+    """Differences to the base by alpha, with their intervals: the gain, and the guards. A cross marks a guard that fails."""
     points = curve["points"]
     series = {curve["gain"]: [point["gain"] for point in points]}
     series |= {name: [point["guards"][name] for point in points] for name in points[0]["guards"]}
@@ -302,14 +302,16 @@ def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
 
 
 def draw_curves(figure: Figure, *, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-    """A panel for each scalar of the training log."""
+    """A panel for each scalar of the training log; accuracies, which are logged as fractions, are drawn in percent."""
     columns = min(2, len(curves))
     lines = -(-len(curves) // columns)
     figure.set_size_inches(_WIDTH / 2 * columns, 1.8 * lines)
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for (name, points), axes in zip(curves.items(), panels, strict=False):
-        axes.plot(*zip(*points, strict=True), color=COLOURS["after"])
-        axes.set_title(f"{_shortened(name)}, last {points[-1][1]:.3g}", fontsize=8)
+        scale, unit = (100, " %") if name.endswith("accuracy") else (1, "")
+        steps, values = zip(*((step, scale * value) for step, value in points), strict=True)
+        axes.plot(steps, values, color=COLOURS["after"])
+        axes.set_title(f"{_shortened(name)}, last {values[-1]:.3g}{unit}", fontsize=8)
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(axis="y")
@@ -361,7 +363,7 @@ def draw_answers(figure: Figure, *, answers: Mapping[str, Any]) -> None:
     values = np.array([answers[side] for side in sides])
     for table, side, axes in zip(values, sides, figure.subplots(1, len(sides), squeeze=False)[0], strict=True):
         axes.imshow(table, cmap="Blues", vmin=values.min(), vmax=values.max(), aspect="auto")
-        for (asked, answer), value in np.ndenumerate(table):  # the same colours in a dark page, as those of the cells
+        for (asked, answer), value in np.ndenumerate(table):  # the same colours in a dark page, as for the cells
             colour = "white" if value > (values.min() + values.max()) / 2 else "black"
             text = axes.text(answer, asked, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
             text.set_gid(f"{_TOOLTIP}{languages[asked]} questions, {languages[answer]} candidates: {value:.1f}")

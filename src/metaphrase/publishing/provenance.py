@@ -36,7 +36,7 @@ def provenance(
     """Return the origin and licence of a training file, if they are known.
 
     ``origins`` has known origins and licences, of files by their names without folder, of data sets on the Hub by their
-    ids; ``data_license`` is that of all other files.
+    ids; ``data_license`` is the licence of all other files.
     """
     name = str(file.get("file", ""))
     packaged = PACKAGED if Path(str(file.get("path", ""))).parent == DEMO else {}

@@ -111,7 +111,7 @@ def release(
     Raises:
         ValueError: A module of the model is not part of sentence-transformers, its embeddings are not finite, or the model
             was trained with a language embedding and `language` or `language_embedding` is missing.
-        UsageError: The folder is that of the model, or holds files that this library did not write; or an adapter is to be
+        UsageError: The folder is the model's, or holds files that this library did not write; or an adapter is to be
             kept, but the model has none.
         CheckpointError: Another process uses the folder, it is a file, or it is not writable.
         RuntimeError: The written folder does not reproduce the model's embeddings. Its files are kept in a folder that the

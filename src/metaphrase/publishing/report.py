@@ -36,7 +36,7 @@ def render_table(
 ) -> Table:
     """Format a result for the console: a row per language, with intervals; for retrieval, both directions and their mean.
 
-    The results are those of `Result.to_dict`. A baseline on the same data adds before → after, the difference and its
+    The results come from `Result.to_dict`. A baseline on the same data adds before → after, the difference and its
     verdict; the comparison is computed if it is not given and the results keep items.
     """
     if before is not None and comparison is None and after["statistic"] is not None:
@@ -221,12 +221,12 @@ def _page(report: Mapping[str, Any]) -> str:
         sides=SIDES if before else SIDES[1:],
         usage=report["usage"],
         recipe=recipe and yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=60),
-        facts=_facts({key: value for key, value in run.items() if key != "log_history"}),
+        facts=_facts({key: value for key, value in run.items() if key not in ("log_history", "settings")}),
     )
 
 
 def _moved(new: Results, old: Results | None) -> Text:
-    """A score with its interval, after that of the baseline."""
+    """A score with its interval, after the baseline's."""
     rows = [row for row in (new, old) if row is not None]
     score, *others = (next(row[key] for key in ("score", "accuracy", "error") if key in row) for row in rows)
     interval = "{:.1f}–{:.1f}".format(*new["interval"]) if "interval" in new else ""

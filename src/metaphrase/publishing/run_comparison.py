@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from metaphrase.publishing.plots import Chart, draw_differences, save_picture
 
 #: Baseline: the encoder that the runs started from.
 BEFORE = "before"
-#: Options of a run's command that do not distinguish configurations, or of which the report has facts.
-_NOT_SETTINGS = {"seed", "output_dir", "o", "resume_from_checkpoint", "recipe", "model", "corpus", "test"}
+#: Settings of a run that do not distinguish configurations, or of which the report has facts.
+_NOT_DISTINGUISHING = {"seed", "output_dir", "resume_from_checkpoint", "recipe", "model", "corpus", "test"}
 
 
 @dataclass(frozen=True)
@@ -50,38 +49,30 @@ class Run:
             raise DataError(
                 f"{path} is damaged. Write it again with `metaphrase report {shlex.quote(str(folder))}`."
             ) from error
+        if "settings" not in run.facts:
+            raise DataError(
+                f"{path} lacks the settings of the run, because an earlier version of metaphrase wrote it. Train the run "
+                "again to compare it."
+            )
         return run
 
     @property
     def configuration(self) -> str:
         """What runs of different seeds have in common."""
         facts = self.facts
-        settings = {name: facts.get(name) for name in ("model", "steps", "batch_size", "frozen_word_embeddings")}
+        common = [facts["recipe"], *(facts.get(name) for name in ("model", "steps", "batch_size"))]
         files = [file["sha256"] for file in facts["files"]]
-        return json.dumps([facts["recipe"], settings, files, _options(facts.get("command", ""))], sort_keys=True)
-
-
-def _options(command: str) -> dict[str, list[str]]:
-    """The options of a command that are settings of a configuration.
-
-    >>> _options("metaphrase train --recipe tr --learning-rate=1e-5 --seed 3 --languages sw te")
-    {'learning_rate': ['1e-5'], 'languages': ['sw', 'te']}
-    """
-    options: dict[str, list[str]] = {}
-    values: list[str] = []
-    for word in shlex.split(command):
-        if option := re.fullmatch(r"--?([a-z][\w-]*)(=.*)?", word, re.DOTALL):
-            values = options[option[1].replace("-", "_")] = [option[2][1:]] if option[2] else []
-        else:
-            values.append(word)
-    return {name: value for name, value in options.items() if name not in _NOT_SETTINGS}
+        settings = facts.get("settings", {}).items()
+        return json.dumps(
+            [common, files, {name: value for name, value in settings if name not in _NOT_DISTINGUISHING}], sort_keys=True
+        )
 
 
 def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> list[dict[str, Any]]:
     """Compare runs with a baseline on every test set.
 
     Args:
-        folders: Output folders of the runs. Runs that differ in their seed only are pooled.
+        folders: Output folders of the runs. Runs that differ only in their seed are pooled.
         baseline: ``"before"``, the encoder that each run started from, or one of the folders: the runs of its
             configuration are the baseline, paired with the others by seed.
 
@@ -94,7 +85,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     Raises:
         UsageError: The baseline is not one of the runs, or lacks a seed; or two runs differ in nothing.
         MissingFileError: A folder has no report.
-        DataError: A report is damaged.
+        DataError: A report is damaged, or lacks the settings of its run.
         DataMismatchError: Runs were measured on different test sets.
     """
     runs = [Run.read(folder) for folder in dict.fromkeys(map(Path, folders))]

@@ -126,7 +126,7 @@ def report_run(
 
     Raises:
         MissingFileError: The folder is not a run, or the run has no release yet.
-        UsageError: The test sets do not contain a language or pair of the options; or the output folder is that of the run or
+        UsageError: The test sets do not contain a language or pair of the options; or the output folder is the run's or
             the baseline, or holds files that this library did not write.
     """
     started = time.perf_counter()
@@ -300,7 +300,7 @@ def _load_subjects(
 
 
 def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained: set[str]) -> Sets:
-    """The languages that can be measured: those of the models; without a baseline, those of the training data."""
+    """The languages that can be measured: the models'; without a baseline, those of the training data."""
     encoders = subjects["after"].encoders
     languages: set[str] | None = None
     if "" not in encoders:

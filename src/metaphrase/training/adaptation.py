@@ -71,7 +71,7 @@ class AdaptationConfig:
     corpus: list[str] = option(
         help="Your bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
     )
-    languages: list[str] = option(help="Languages to adapt to: those of your bitext, besides English.")
+    languages: list[str] = option(help="Languages to adapt to: the languages of your bitext, besides English.")
     source_column: str | None = option(None, SOURCE_COLUMN)
     target_column: str | None = option(None, TARGET_COLUMN)
     model: str = option("starter", "Encoder to adapt: 'starter', a Hub id or a folder (default: starter).")
@@ -167,7 +167,7 @@ class Adaptation:
         run: The training run, once it has begun.
 
     Raises:
-        UsageError: A number is out of range, there are several processes, the output folder is that of the encoder or holds
+        UsageError: A number is out of range, there are several processes, the output folder is the encoder's or holds
             files that this library did not write, or the corpus or the recipe is in the folder of the run's own data.
     """
 
@@ -235,7 +235,7 @@ class Adaptation:
             return self._plan(splits, replayed, *self._load(Path(data), splits, replayed))
 
     def _split(self) -> tuple[Splits, Replayed]:
-        """The pairs for training and measuring, and those of other languages."""
+        """The pairs for training and measuring, and the pairs of other languages."""
         if not self.sets:
             self.check()
         if (wrong := errors(self.findings)) and not self.config.force:

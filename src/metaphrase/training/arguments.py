@@ -161,7 +161,7 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
 
 
 def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) -> None:
-    """Refuse a metric for the best model that is not among those of the evaluator.
+    """Refuse a metric for the best model that the evaluator does not compute.
 
     Sentence Transformers adds ``sequential_score``, the score of the last evaluator.
     """

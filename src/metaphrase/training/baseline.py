@@ -84,7 +84,7 @@ def read_test_sets(config: RunConfig) -> Sets:
 
 
 def read_folders(folder: str | Path, languages: Sequence[str] = ()) -> Sets:
-    """Read the test sets of a folder, or those of its subfolders, as `metaphrase evaluate` does, by their names."""
+    """Read the test sets of a folder, or of its subfolders, as `metaphrase evaluate` does, by their names."""
     path = Path(folder)
     if path.is_dir() and not any(path.glob("*-en.*tsv*")):
         found = parallel_folders(path, Settings(languages=list(languages)))

@@ -75,16 +75,25 @@ def log_readably(trainer: AlignmentTrainer) -> None:
 
 
 def log_line(logs: Mapping[str, Any], step: int) -> str:
-    """The trainer's values at a step as a line of text; of many values, the first ones.
+    """The trainer's values at a step as a line of text, accuracies in percent; of many values, the first ones.
 
     >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "eval_runtime": 7.1, "total_flos": 0.0}, 10)
     'step 10, epoch 0.5: loss 1.235, learning rate 4e-05'
+    >>> log_line({"eval_dev_mean_accuracy": 0.8125}, 10)
+    'step 10: dev mean accuracy 81.2 %'
     """
     values = [
-        f"{name.removeprefix('eval_').replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        f"{name.removeprefix('eval_').replace('_', ' ')} {_shown(name, value)}"
         for name, value in logs.items()
         if name not in _HIDDEN and not name.endswith(("runtime", "_per_second"))
     ]
     more = f", and {len(values) - _VALUES} more" if len(values) > _VALUES else ""
     epoch = f", epoch {logs['epoch']:.4g}" if "epoch" in logs else ""
     return f"step {step}{epoch}: {', '.join(values[:_VALUES])}{more}"
+
+
+def _shown(name: str, value: Any) -> str:
+    """A value of the log; evaluators return accuracies as fractions."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{100 * value:.1f} %" if name.endswith("accuracy") else f"{value:.4g}"

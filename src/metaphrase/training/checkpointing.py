@@ -51,7 +51,7 @@ class ResumesRuns(AtomicCheckpoints):
 
     @property
     def training_seconds(self) -> float:
-        """Duration of the training so far, with that of the runs that it resumes."""
+        """Duration of the training so far, including the runs that it resumes."""
         return round(time.time() - self._began, 1)
 
     def verify_checkpoint(self, requested: str | Path | bool) -> str:
@@ -167,7 +167,7 @@ class ResumesRuns(AtomicCheckpoints):
         loaded = self.state.global_step if kept is None else _step_of(kept)
         if best != loaded:
             logger.warning(
-                "The final model is that of step %d, not the best by %s: %s.",
+                "The final model is from step %d, not the best by %s: %s.",
                 loaded,
                 self.args.metric_for_best_model,
                 f"step {best} has no checkpoint. Save at every evaluation" if best else "all measured values are NaN",

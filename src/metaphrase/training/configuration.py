@@ -33,6 +33,7 @@ from metaphrase.io.arguments import (
     hints_of,
 )
 from metaphrase.io.configuration import default_of, did_you_mean, option
+from metaphrase.io.redaction import without_tokens
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
 from metaphrase.objectives.vocabulary import Transform, Vocabulary
@@ -40,6 +41,9 @@ from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
+
+#: Options that change what is shown during training, and nothing else.
+_SHOWN = ("disable_tqdm", "report_to")
 
 #: Values of ``clean``.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
@@ -61,8 +65,8 @@ class RunOptions:
     dev: list[str] = option([], "Bitext whose retrieval accuracy is measured during training.")
     test: list[str] = option(
         [],
-        "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), or of such folders, measured before and after training, "
-        "with a report.",
+        "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), or parent folders of such folders, measured before and "
+        "after training, with a report.",
     )
     retention: list[str] = option(
         [],
@@ -129,8 +133,9 @@ class RunOptions:
 class RunConfig(AlignmentTrainingArguments, RunOptions):
     """Configuration of a training run: encoder, data and training arguments.
 
-    The names are those of the flags of ``metaphrase train`` and of its YAML files; ``metaphrase train --help-all`` lists
-    them. Settings that are not passed are those of the recipe's ``training`` section, then the defaults.
+    The names are the same as the flags of ``metaphrase train`` and the keys of its YAML files;
+    ``metaphrase train --help-all`` lists them. Settings that are not passed come from the recipe's ``training`` section,
+    then from the defaults.
 
     A configuration is plain data. :meth:`training_arguments` sets up the device and the processes.
 
@@ -196,8 +201,20 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         >>> " ".join(RunConfig(recipe="tr", corpus=["pairs.tsv"], output_dir="runs/sw", max_steps=300).command())
         'metaphrase train --recipe tr --corpus pairs.tsv --output_dir runs/sw --max_steps 300'
         """
-        plain = RunConfig(recipe=self.recipe, paper_training=self.paper_training)
-        return ["metaphrase", "train", *flags_of(self, plain, "recipe")]
+        return ["metaphrase", "train", *flags_of(self, self._defaults(), "recipe")]
+
+    def settings(self) -> dict[str, Any]:
+        """The options that differ from their defaults, as plain data without tokens, for ``run.json``.
+
+        >>> RunConfig(recipe="tr", corpus=["pairs.tsv"], output_dir="runs/sw", max_steps=300).settings()
+        {'recipe': 'tr', 'corpus': ['pairs.tsv'], 'output_dir': 'runs/sw', 'max_steps': 300}
+        """
+        changed = changed_options(self, self._defaults(), "recipe")
+        return {name: _as_data(value) for name, value in changed.items() if name not in _SHOWN}
+
+    def _defaults(self) -> RunConfig:
+        """The configuration with the recipe's settings and defaults only."""
+        return RunConfig(recipe=self.recipe, paper_training=self.paper_training)
 
 
 def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any]:
@@ -232,14 +249,19 @@ def merge_weight(value: Any) -> Any:
 
 
 def flags_of(config: Any, plain: Any, *always: str) -> list[str]:
-    """The options of a configuration that differ from those of another one, and some others, as words of a command line."""
-    words = []
-    for one in fields(config):
-        value = getattr(config, one.name, None)
-        is_default = value == getattr(plain, one.name, None) and one.name not in always
-        if one.init and not is_default and value is not None and not one.name.endswith("_token"):
-            words += [f"--{one.name}", *_words(value)]
-    return words
+    """The options of :func:`changed_options` as words of a command line."""
+    changed = changed_options(config, plain, *always)
+    return [word for name, value in changed.items() if value is not None for word in (f"--{name}", *_words(value))]
+
+
+def changed_options(config: Any, plain: Any, *always: str) -> dict[str, Any]:
+    """The options of a configuration that differ from another one, and the options ``always``; without tokens."""
+    options = {one.name: getattr(config, one.name, None) for one in fields(config) if one.init}
+    return {
+        name: value
+        for name, value in options.items()
+        if (name in always or value != getattr(plain, name, None)) and not name.endswith("_token")
+    }
 
 
 def refuse_token(settings: Mapping[str, Any]) -> None:
@@ -255,6 +277,17 @@ def _plain(value: Any, default: Any) -> Any:
     if isinstance(value, list | tuple) and isinstance(default, list):
         return [_plain(item, None) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def _as_data(value: Any) -> Any:
+    """A value as JSON can express it, without tokens in its texts."""
+    if isinstance(value, list | tuple):
+        return list(map(_as_data, value))
+    if isinstance(value, Mapping):
+        return {str(key): _as_data(item) for key, item in value.items()}
+    if isinstance(value, Enum):
+        return _as_data(value.value)
+    return value if value is None or isinstance(value, bool | int | float) else without_tokens(str(value))
 
 
 def _words(value: Any) -> list[str]:

@@ -47,7 +47,7 @@ def restored_caches(output: Path) -> Iterator[None]:
 
 
 def remove_other_corpora(output: Path, dataset: Dataset) -> None:
-    """Delete the clean corpora that earlier runs have stored in an output folder, except that of a data set."""
+    """Delete the clean corpora that earlier runs have stored in an output folder, except a data set's."""
     used = {Path(file["filename"]).stem for file in dataset.cache_files}
     for path in _files(output, *_CLEAN):
         if path.stem not in used:
@@ -96,7 +96,7 @@ def with_columns(corpus: Corpus, recipe: Recipe, config: RunConfig, arguments: T
 def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> Any:
     """Add word links to a corpus that has none; they are computed once for an output folder.
 
-    Word objectives use the links that both directions find, phrase objectives those of grow-diag-final-and.
+    Word objectives use the links that both directions find, phrase objectives the links of grow-diag-final-and.
     """
     present = "alignment" in (dataset.column_names or ())
     if present and (isinstance(dataset, IterableDataset) or None not in dataset["alignment"]):

@@ -95,7 +95,7 @@ def finish(
     """Merge a trained encoder with the original one, and project language identity out of it, as configured.
 
     The encoder itself does not change. If the weight is to be chosen, ``dev`` shows the gain, and the curve is written to
-    the output folder. ``pooling`` is that of an original encoder that has none.
+    the output folder. ``pooling`` is the pooling of an original encoder that has none.
     """
     facts: dict[str, Any] = {}
     curve = None

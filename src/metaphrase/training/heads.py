@@ -165,7 +165,7 @@ def restore_heads(heads: AlignmentHeads, checkpoint: Path) -> None:
     if changed := [name for name in sorted(shapes.keys() | found.keys()) if shapes.get(name) != found.get(name)]:
         first = changed[0]
         raise CheckpointError(
-            f"{checkpoint} cannot be resumed: {len(changed)} weights of its heads are not those of this recipe and encoder, "
+            f"{checkpoint} cannot be resumed: {len(changed)} weights of its heads do not fit this recipe and encoder, "
             f"such as {first} (shape {shapes.get(first)}, in the checkpoint {found.get(first)}). Use the original recipe and "
             f"encoder, or start from its weights with --model {checkpoint} and new heads."
         )
@@ -195,5 +195,5 @@ AutoModel.register(AlignmentHeadsConfig, AlignmentHeads)
 
 
 def _shared(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as they may be published: a path does not tell the home folder."""
+    """Arguments as they may be published: paths do not reveal the home folder."""
     return {name: redact(value) if isinstance(value, str) else value for name, value in args.items()}

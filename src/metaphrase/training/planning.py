@@ -126,7 +126,7 @@ def free_memory() -> float:
 def faster_precision(model: SentenceTransformer, *trial: Any, **settings: Any) -> tuple[torch.dtype, float]:
     """The precision in which a step is faster, and its seconds: float32, or bfloat16 on a CPU with instructions for it.
 
-    The arguments are those of `step_seconds`.
+    See `step_seconds` for the arguments.
     """
     single = step_seconds(model, *trial, **settings)
     if model.device.type != "cpu" or not has_bfloat16_instructions():

@@ -19,8 +19,8 @@ from metaphrase.objectives.registry import is_reference, parameters_of
 if TYPE_CHECKING:
     from metaphrase.objectives import Objective
 
-#: Settings that the ``training`` section of a recipe may contain: those of the optimisation. Recipes are untrusted, so they
-#: do not set what is read, written, pushed or logged.
+#: Settings of the optimisation, which the ``training`` section of a recipe may contain. Recipes are untrusted, so they do
+#: not set what is read, written, pushed or logged.
 SETTINGS: dict[str, Any] = {
     name: TRAINING_RANGES[name]
     for name in (
@@ -62,7 +62,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """A weight that changes linearly during training, and stays at its end.
+    """A weight that changes linearly during training, and then keeps its final value.
 
     Attributes:
         steps: Steps of the optimiser until the end.

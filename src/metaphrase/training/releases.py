@@ -29,8 +29,8 @@ def describe(
 ) -> None:
     """Fill a model card with the facts of a run.
 
-    ``origins`` are origins and licences of training files by their bare names; ``data_license`` is that of the others.
-    Without ``license``, the release has that of the base model, if it states one.
+    ``origins`` are origins and licences of training files by their bare names; ``data_license`` is the licence of the others.
+    Without ``license``, the release has the base model's, if it states one.
     """
     origins = {**hub_licenses(facts["files"]), **(origins or {})}
     card.command = facts["command"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.adapters import adapter_settings
 from metaphrase.encoders.loading import origin_of
 from metaphrase.exceptions import CheckpointError
-from metaphrase.io.digests import tokenizer_content
+from metaphrase.io.digests import json_digest, tokenizer_content
 from metaphrase.io.environment import hardware, versions
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
@@ -129,7 +128,7 @@ class RunFacts:
 
 
 def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return json_digest(content)[:16]
 
 
 def choose_checkpoint(
@@ -160,7 +159,7 @@ def _verified_checkpoint(
     manifest = read_manifest(folder)
     if _argument(folder, "save_only_model"):
         raise CheckpointError(
-            f"{folder} cannot be resumed: it was written with save_only_model, so it has no optimizer, schedule and random "
+            f"{folder} cannot be resumed: it was written with save_only_model, so it has no optimiser, schedule and random "
             f"states. Start from its weights with --model {folder}, or resume another checkpoint."
         )
     with errors_of(folder, "state"):

@@ -172,7 +172,7 @@ class TrainingRun:
             The result; None on other processes than the first.
 
         Raises:
-            UsageError: Options are missing, unknown or contradict each other, or the output folder is that of the encoder
+            UsageError: Options are missing, unknown or contradict each other, or the output folder is the encoder's
                 or holds files that this library did not write.
             CheckpointError: Another process uses the output folder, it is not writable, or it cannot be resumed.
             CorpusError: The corpus cannot be read, or is smaller than a batch.
@@ -285,6 +285,7 @@ class TrainingRun:
         seconds = self.trainer.training_seconds
         return {
             "command": without_tokens(shlex.join(self.command)),
+            "settings": self.config.settings(),
             "recipe": self.recipe.to_dict(),
             "model": self.config.model,
             "frozen_word_embeddings": self.config.freeze_word_embeddings,

@@ -71,7 +71,8 @@ def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Sp
         if not (train and one.dev and one.test):
             raise CorpusError(
                 f"{language} repeats its sentences too often: {len(train)} pairs for training, {len(one.dev)} for early "
-                f"stopping and {len(one.test)} for evaluation share no sentence. Add pairs with other sentences."
+                f"stopping and {len(one.test)} for evaluation would be left without common sentences. Add pairs with other "
+                "sentences."
             )
         splits[language] = replace(one, train=train, excluded=one.excluded + len(one.train) - len(train))
     return splits

@@ -41,7 +41,7 @@ from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFac
 from metaphrase.training.sampling import LanguageBatchSampler, check_data, check_languages
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 
-#: Pattern of the heads' parameters among those of the loss.
+#: Pattern of the heads' parameters in the loss.
 HEAD_PARAMETERS = r"^heads\."
 
 
@@ -66,9 +66,9 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         **kwargs: As in ``SentenceTransformerTrainer``.
 
     Raises:
-        UsageError: The loss is not an :class:`AlignmentLoss` or that of another encoder, the data are not data sets, an
+        UsageError: The loss is not an :class:`AlignmentLoss` or belongs to another encoder, the data are not data sets, an
             argument does not apply, an objective has no negatives to rank against, the run pushes a model that has one
-            release per language, or the output folder is that of the encoder or holds files that this library did not
+            release per language, or the output folder is the encoder's or holds files that this library did not
             write.
         HubAccessError: The run pushes to the Hub, and the token is missing or has no write access.
         CheckpointError: The output folder is a file, or is not writable.

@@ -77,7 +77,7 @@ def _records(lines: Iterable[_Line], delimiter: str, limit: int) -> Iterator[tup
         try:
             yield number, next(csv.reader(chain([f"{text}\n"], texts()), delimiter=delimiter, strict=True))
         except _Unclosed:
-            yield number, BadLine("unclosed quotation mark", f"no other one in the next {limit} readable bytes")
+            yield number, BadLine("unclosed quotation mark", f"no closing one in the next {limit} readable bytes")
             again.extendleft(reversed(taken[1:]))
         except csv.Error as error:
             yield from ((at, BadLine("not CSV", str(error))) for at, _ in taken)

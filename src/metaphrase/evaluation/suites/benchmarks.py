@@ -73,7 +73,7 @@ class Settings:
     duplicates: Duplicates | None = option(
         None,
         "Mining: repeated lines. keep: each is searched (DAP, mSimCSE); unify: they are searched once and "
-        "excluded from the pairs (LASER, XTREME). Default: that of the protocol, keep except for sample_to_train.",
+        "excluded from the pairs (LASER, XTREME). Default: the protocol's, keep except for sample_to_train.",
     )
     comparison: ThresholdComparison | None = option(
         None,
@@ -186,7 +186,7 @@ class Benchmark:
         work: Bytes of text to encode, a rough measure of its duration.
         measure: Measures a model and returns results by name.
         fixed: Further values that its results depend on, in addition to the settings that it reads.
-        reads: Names of the `Settings` that its results depend on; None stands for those of its suite.
+        reads: Names of the `Settings` that its results depend on; None stands for its suite's.
     """
 
     name: str

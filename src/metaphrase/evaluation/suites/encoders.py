@@ -95,7 +95,7 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
     """Test sets in a folder or its subfolders, by name.
 
     A folder that itself holds parallel files is the only test set; without ``settings.split``, its files without a split
-    are read, or else those of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
+    are read, or else the files of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
     are a test set only in a subfolder that is named as one, because a corpus or a dictionary has the same format.
 
     Raises:

@@ -109,7 +109,7 @@ class EvaluateOptions(Settings):
         "--max_length applies to it; --pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, "
         "for a baseline with other settings.",
     )
-    pooling: str | None = option(None, "cls, mean, max, …; default: that of the model.")
+    pooling: str | None = option(None, "cls, mean, max, …; default: the model's.")
     layer: LayerNumber | None = option(
         None, "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."
     )
@@ -162,7 +162,7 @@ class EvaluateOptions(Settings):
 
 @dataclass(frozen=True)
 class ModelScore:
-    """The average of an encoder on a data set, and its difference to that of the baseline, if there is one.
+    """The average of an encoder on a data set, and its difference from the baseline's, if there is one.
 
     Attributes:
         data: Name of the result.

@@ -61,7 +61,7 @@ def with_samples(
 
 
 def _sampled(benchmark: Benchmark, sample: Sample) -> Benchmark:
-    """A benchmark of a sample, which is cached apart from that of all items."""
+    """A benchmark of a sample, which is cached apart from the benchmark of all items."""
     return replace(
         benchmark,
         protocol=f"{benchmark.protocol}; sample: the first {sample.items} items of each language"

@@ -1,6 +1,6 @@
 """Scores of extractive question answering: exact match and F1, as in the official scripts of MLQA and SQuAD.
 
-The script of MLQA normalizes an answer by its language. The script of SQuAD, which also scores XQuAD, treats every text as
+The script of MLQA normalises an answer by its language. The script of SQuAD, which also scores XQuAD, treats every text as
 English. Both score a question by the best of its gold answers, and assign 0 to a question without an answer.
 
 References: Lewis et al. 2020, "MLQA: Evaluating Cross-lingual Extractive Question Answering" (section 6.1 and its
@@ -35,7 +35,7 @@ def normalise_answer(text: str, language: str | None) -> str:
     """An answer in lower case, without punctuation and articles, its words separated by single spaces.
 
     In the seven languages of MLQA, punctuation is Unicode's and the ASCII symbols, and each Chinese character is a word.
-    None normalizes as SQuAD does: English articles, ASCII punctuation.
+    None normalises as SQuAD does: English articles, ASCII punctuation.
 
     >>> normalise_answer("The U.S. «Army»", "en"), normalise_answer("The U.S. «Army»", None)
     ('us army', 'us «army»')
@@ -44,7 +44,7 @@ def normalise_answer(text: str, language: str | None) -> str:
     """
     if language is not None and language not in ARTICLES:
         raise DataError(
-            f"MLQA normalizes {', '.join(ARTICLES)}, not {language!r}. Score other languages as SQuAD does."
+            f"MLQA normalises {', '.join(ARTICLES)}, not {language!r}. Score other languages as SQuAD does."
         )
     text = "".join(char for char in text.lower() if char not in string.punctuation)
     if language is not None:
@@ -60,7 +60,7 @@ def normalise_answer(text: str, language: str | None) -> str:
 def answer_f1(prediction: str, gold: str, language: str | None) -> float:
     """Harmonic mean of precision and recall over the words of an answer, in [0, 1].
 
-    Two answers that are empty after normalization have no common word: their F1 is 0, although they match exactly.
+    Two answers that are empty after normalisation have no common word: their F1 is 0, although they match exactly.
 
     >>> answer_f1("the red house", "a red car", "en")
     0.5
@@ -74,7 +74,7 @@ def answer_f1(prediction: str, gold: str, language: str | None) -> float:
 
 
 def exact_match(prediction: str, gold: str, language: str | None) -> bool:
-    """Whether two answers are equal after normalization."""
+    """Whether two answers are equal after normalisation."""
     return normalise_answer(prediction, language) == normalise_answer(gold, language)
 
 

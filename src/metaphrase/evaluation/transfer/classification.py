@@ -76,7 +76,7 @@ class PairTask(Task):
         return model
 
     def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
-        """Accuracy, next to that of predicting a single class."""
+        """Accuracy, next to the accuracy of predicting a single class."""
         columns = TASKS[self.name][0]
         predicted = self.predict(
             model,

@@ -125,7 +125,7 @@ def read_languages(
 def files_of(path: Path, form: Format, split: str, files: Sequence[Path] | None = None) -> list[tuple[str, Path]]:
     """The language and path of each file of a folder that belongs to a split, or of a file itself.
 
-    A file without a language in its name is English. ``files`` are those of the folder; it is listed by default.
+    A file without a language in its name is English. ``files`` are the folder's; it is listed by default.
     """
     found = []
     for file in [path] if path.is_file() else sorted(path.iterdir() if files is None else files):

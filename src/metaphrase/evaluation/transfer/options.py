@@ -46,7 +46,7 @@ class FineTuningOptions:
         "in English; last: the last.",
     )
     max_length: Length = option(128, "Maximum number of pieces of an input, including special tokens.")
-    dropout: BelowOne | None = option(None, "Dropout; default: that of the encoder.")
+    dropout: BelowOne | None = option(None, "Dropout; default: the encoder's.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
     limit_train: Count | None = option(None, "Maximum number of training items of a language.")
     limit_test: Count | None = option(None, "Maximum number of dev items and of test items of a language.")

@@ -3,7 +3,7 @@
 Question and context have the same language (MLQA's "XLT"). A long context is read in overlapping windows. The answer is
 the best span of all windows.
 
-References: Rajpurkar et al. 2016 (SQuAD); Artetxe et al. 2020 (XQuAD); Lewis et al. 2020 (MLQA); the windows are those of
+References: Rajpurkar et al. 2016 (SQuAD); Artetxe et al. 2020 (XQuAD); Lewis et al. 2020 (MLQA); the windows follow
 Devlin et al. 2019 (BERT).
 """
 

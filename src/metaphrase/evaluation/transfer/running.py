@@ -18,7 +18,6 @@ on the dev data. The selection decides which one a language is measured with:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -43,6 +42,7 @@ from metaphrase.evaluation.transfer.options import FineTuningArguments, Selectio
 from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
 from metaphrase.evaluation.transfer.tasks import EncoderSource, Task
 from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.digests import json_digest
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.outputs import claimed
 from metaphrase.io.tables import titled_table
@@ -137,7 +137,7 @@ def check_settings(
             name: value for name, value in asdict(options).items() if name not in ("model", "keep_checkpoints")
         },
         "training": trained | {"world_size": arguments.world_size},
-        "data_sha256": hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest(),
+        "data_sha256": json_digest(data),
     }
     settings = json.loads(json.dumps(settings))
     path = folder / SETTINGS
@@ -284,7 +284,7 @@ class FineTuner(AtomicCheckpoints):
 
 
 class KeepChosen(TrainerCallback):
-    """Deletes checkpoints that no language would choose, and the optimizer state of all but the last checkpoint.
+    """Deletes checkpoints that no language would choose, and the optimiser state of all but the last checkpoint.
 
     Nothing is deleted if the last checkpoint is damaged.
     """
@@ -314,7 +314,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that a run can resume from: an undamaged one with the optimizer state."""
+    """The last checkpoint that a run can resume from: an undamaged one with the optimiser state."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
         if (checkpoint / OPTIMIZER).is_file():
             if (fault := fault_of(checkpoint)) is None:

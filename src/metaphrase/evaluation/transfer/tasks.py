@@ -54,7 +54,7 @@ def load_with_head(
     freeze_word_embeddings: bool = False,
     **config: Any,
 ) -> PreTrainedModel:
-    """Load the weights of an encoder into a model with a randomly initialized head."""
+    """Load the weights of an encoder into a model with a randomly initialised head."""
     with open_model(source.name, source.folder) as copy:
         settings = AutoConfig.from_pretrained(copy, **config)
         if dropout is not None:
@@ -86,7 +86,7 @@ class FirstToken(nn.Module):
 
 
 def make_linear(model: PreTrainedModel) -> None:
-    """Remove the dense layer and its tanh from the head of a sequence classifier: BERT's pooler, or that of XLM-R's head.
+    """Remove the dense layer and its tanh from the head of a sequence classifier: BERT's pooler, or XLM-R's layer.
 
     Reference: Li et al. 2021 (MGC), section 3.3: a linear classifier on top of the first token.
     """
@@ -173,7 +173,7 @@ class Task(ABC):
         """Measure a model on the data of one language."""
 
     def predict(self, model: PreTrainedModel, units: Sequence[Any], **settings: Any) -> list[Any]:
-        """Predictions of a model for some units; the settings are those of `predict`."""
+        """Predictions of a model for some units; see `predict` for the settings."""
         batch_size = self.arguments.per_device_eval_batch_size
         return predict(model, units, collate=self.collate, batch_size=batch_size, **settings)
 

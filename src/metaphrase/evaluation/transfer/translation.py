@@ -1,7 +1,7 @@
-"""Translation: an encoder with a randomly initialized decoder of the same architecture.
+"""Translation: an encoder with a randomly initialised decoder of the same architecture.
 
 Encoder and decoder are trained together. The weights of the last checkpoints are averaged. Translations are decoded with
-beam search and scored with sacreBLEU, whose signature names the tokenization.
+beam search and scored with sacreBLEU, whose signature names the tokenisation.
 
 Reference: Li et al. 2021 (MGC), section 3.2.
 """
@@ -50,7 +50,7 @@ from metaphrase.io.tables import titled_table
 
 IGNORED = -100
 
-#: Tokenization of sacreBLEU for languages with a special one; the others use 13a.
+#: Tokenisation of sacreBLEU for languages with a special one; the others use 13a.
 TOKENISATIONS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
@@ -70,10 +70,10 @@ class TranslationOptions:
     decoder_vocabulary: Literal["full", "corpus"] = option(
         "full",
         "full: the vocabulary of the tokenizer; corpus: only the pieces of the training targets, because a "
-        "randomly initialized decoder learns no others.",
+        "randomly initialised decoder learns no others.",
     )
     max_length: Length = option(128, "Maximum number of pieces of a sentence, including special tokens.")
-    dropout: BelowOne | None = option(None, "Dropout; default: that of the encoder.")
+    dropout: BelowOne | None = option(None, "Dropout; default: the encoder's.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings of the encoder.")
     freeze_encoder: bool = option(False, "Freeze the encoder and train only the decoder.")
     average_checkpoints: Count = option(10, "Number of last checkpoints to average.")
@@ -134,12 +134,12 @@ def collate_translations(
 def make_translator(
     source: EncoderSource, tokenizer: PreTrainedTokenizerBase, pieces: TargetPieces, options: TranslationOptions
 ) -> EncoderDecoderModel:
-    """Build a model of an encoder and a randomly initialized decoder of the same architecture.
+    """Build a model of an encoder and a randomly initialised decoder of the same architecture.
 
     The layers of the decoder have the width, heads, inner size and activation of the encoder, with cross-attention to its
-    states. Input and output embeddings are tied. The weights are initialized as in Transformers for translation (Glorot),
-    about three times larger than BERT's. With the initialization of BERT, cross-attention is too weak at the start: the
-    decoder memorizes the targets and ignores the source.
+    states. Input and output embeddings are tied. The weights are initialised as in Transformers for translation (Glorot),
+    about three times larger than BERT's. With the initialisation of BERT, cross-attention is too weak at the start: the
+    decoder memorises the targets and ignores the source.
     """
     frozen = options.freeze_word_embeddings
     encoder = load_with_head(source, AutoModel, dropout=options.dropout, freeze_word_embeddings=frozen)
@@ -165,7 +165,7 @@ def make_translator(
 def initialise_decoder(decoder: PreTrainedModel) -> None:
     """Initialize a decoder in place, as Transformers for translation: Glorot-uniform weights, N(0, 1/hidden) embeddings.
 
-    Reference: Glorot and Bengio 2010. tensor2tensor and fairseq initialize the models of Vaswani et al. 2017 in this way.
+    Reference: Glorot and Bengio 2010. tensor2tensor and fairseq initialise the models of Vaswani et al. 2017 in this way.
     """
     output = decoder.get_output_embeddings()
     for module in decoder.modules():
