@@ -648,9 +648,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--reinitialise", type=int, default=0, metavar="N", help="Reinitialise its top N layers first."
     )
-    parser.add_argument(
-        "--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: the demo's)."
-    )
+    parser.add_argument("--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: the demo's).")
     parser.add_argument(
         "--results", default=str(RESULTS), help="Folder of the results, with a subfolder for each setting."
     )

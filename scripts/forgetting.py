@@ -17,8 +17,9 @@ of language identity projected out.
 
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
 ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill, or for CPU cores that
-work better alone (with ``OMP_NUM_THREADS=1``). ``--keep`` adds the results of each recipe to ``scripts/results/forgetting.json``
-and writes the table of docs/forgetting.md; recipes that are stored there are not computed again.
+work better alone (with ``OMP_NUM_THREADS=1``). ``--keep`` adds the results of each recipe to
+``scripts/results/forgetting.json`` and writes the table of docs/forgetting.md; recipes that are stored there are not computed
+again.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     python scripts/gettext_bitext.py --language ro --packages libreoffice-l10n-ro gimp-data --output ro-en.train.tsv.gz
     python scripts/gettext_bitext.py --language ro --folder /usr --output ro-en.train.tsv.gz
 
-``--packages`` downloads packages with ``apt-get download`` on Debian or Ubuntu, without installing them; ``--folder`` reads the
-catalogues of installed programs. The output has the columns ``source`` (the language), ``target`` (English) and ``provenance``
-(the package or file). Marks of access keys are removed. Strings with placeholders, markup or several lines, copied strings and
-duplicates of either side are skipped. Each package has its own licence: check it before you publish the output.
+``--packages`` downloads packages with ``apt-get download`` on Debian or Ubuntu, without installing them; ``--folder`` reads
+the catalogues of installed programs. The output has the columns ``source`` (the language), ``target`` (English) and
+``provenance`` (the package or file). Marks of access keys are removed. Strings with placeholders, markup or several lines,
+copied strings and duplicates of either side are skipped. Each package has its own licence: check it before you publish the
+output.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Options:
     min_words: int = field(default=4, metadata={"help": "Minimum number of words of either side."})
     max_words: int = field(default=60, metadata={"help": "Maximum number of words of either side."})
     strip_accents: bool = field(
-        default=False, metadata={"help": "Remove accents from the language, for text that is often written without them."}
+        default=False,
+        metadata={"help": "Remove accents from the language, for text that is often written without them."},
     )
 
 
@@ -70,12 +72,14 @@ def downloaded(package: str, folder: str) -> Path:
 
 def packaged_catalogues(package: Path, pattern: str) -> Iterator[bytes]:
     """Read the catalogues of a Debian package whose path matches a pattern."""
-    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as process:
-        with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
-            for member in archive:
-                if member.isfile() and fnmatch.fnmatch(member.name, pattern):
-                    content = archive.extractfile(member)
-                    yield content.read() if content else b""
+    with (
+        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as process,
+        tarfile.open(fileobj=process.stdout, mode="r|") as archive,
+    ):
+        for member in archive:
+            if member.isfile() and fnmatch.fnmatch(member.name, pattern):
+                content = archive.extractfile(member)
+                yield content.read() if content else b""
 
 
 def catalogues(options: Options) -> Iterator[tuple[str, bytes]]:

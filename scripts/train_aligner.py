@@ -1,8 +1,8 @@
-"""Train a word aligner without gold links: lower layers of the starter, and word translation ranking on links of their own.
+r"""Train a word aligner without gold links: lower layers of the starter, and word translation ranking on links of their own.
 
-    python scripts/gettext_bitext.py --language ro --strip_accents --output out/bitext/ro-en.train.tsv.gz --packages \\
-        binutils-common cinnamon-l10n dpkg evolution-common freeciv-data gimp-data gnucash-common inkscape kmymoney-common kstars-data \\
-        libglib2.0-data libgtk-3-common libreoffice-l10n-ro phpmyadmin vlc-l10n
+    python scripts/gettext_bitext.py --language ro --strip_accents --output out/bitext/ro-en.train.tsv.gz --packages \
+        binutils-common cinnamon-l10n dpkg evolution-common freeciv-data gimp-data gnucash-common inkscape \
+        kmymoney-common kstars-data libglib2.0-data libgtk-3-common libreoffice-l10n-ro phpmyadmin vlc-l10n
     python scripts/train_aligner.py --data DATA --bitext DATA/software out/bitext          # about 25 minutes
     python scripts/train_aligner.py --data DATA --languages fr --steps 2 --pairs 20 --output out/trial
 
@@ -71,7 +71,9 @@ class Options:
     """Options of the program."""
 
     data: str = field(metadata={"help": "Folder of the gold links."})
-    bitext: list[str] = field(default_factory=list, metadata={"help": "Folders of the bitext (default: DATA/software)."})
+    bitext: list[str] = field(
+        default_factory=list, metadata={"help": "Folders of the bitext (default: DATA/software)."}
+    )
     languages: list[str] = field(
         default_factory=lambda: ["fr", "es", "it", "pt", "ro"], metadata={"help": "Languages of the bitext."}
     )

@@ -333,7 +333,9 @@ def keep_durations(results: Sequence[Path], path: Path) -> None:
         kept = {key: content[key] for key in ("model", "model_hash", "suite")}
         run = kept | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]}
         runs[content["model"], content["suite"]] = run
-    write_results(path, list(runs.values()), lambda runs: {"suites": {suite for run in runs for suite in run["seconds"]}})
+    write_results(
+        path, list(runs.values()), lambda runs: {"suites": {suite for run in runs for suite in run["seconds"]}}
+    )
 
 
 def durations_table(runs: Sequence[dict[str, Any]]) -> str:

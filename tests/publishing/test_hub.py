@@ -248,7 +248,11 @@ class TestRefusals:
         ("token", "repo_id", "message"),
         [
             ("hf_wrongwrongwrongwrong", "acme/tiny", r"does not accept HF_TOKEN for acme/tiny \(401\)"),
-            ("hf_write", "nobody/tiny", r"does not allow HF_TOKEN to write to nobody/tiny \(403\): .* access to 'nobody'"),
+            (
+                "hf_write",
+                "nobody/tiny",
+                r"does not allow HF_TOKEN to write to nobody/tiny \(403\): .* access to 'nobody'",
+            ),
             ("hf_read", "acme/tiny", r"does not allow HF_TOKEN to write to acme/tiny \(403\)"),
         ],
     )
@@ -293,7 +297,10 @@ class TestRefusals:
             FileNotFoundError, match=r"has no repository acme/secret, or the given token has no access to it"
         ):
             read("acme/secret", token="hf_other")
-        with pytest.raises(PermissionError, match=r"acme/gated is gated, and the given token has no access to it \(403\): request access"):
+        with pytest.raises(
+            PermissionError,
+            match=r"acme/gated is gated, and the given token has no access to it \(403\): request access",
+        ):
             read("acme/gated", token="hf_other")
         with pytest.raises(FileNotFoundError, match=r"has no repository acme/nothing"):
             read("acme/nothing")

@@ -72,7 +72,9 @@ def test_packages_are_read_without_being_installed(script, installed, tmp_path, 
     assert {row[2] for row in rows(output)[1:]} == {"files-l10n"}
 
 
-@pytest.mark.parametrize(("text", "tidy"), [("&Open it", "Open it"), ("打开(_O)", "打开"), ("a  b ", "a b"), ("A & B", "A & B")])
+@pytest.mark.parametrize(
+    ("text", "tidy"), [("&Open it", "Open it"), ("打开(_O)", "打开"), ("a  b ", "a b"), ("A & B", "A & B")]
+)
 def test_marks_of_access_keys_are_removed(script, text, tidy):
     assert script.tidied(text) == tidy
 

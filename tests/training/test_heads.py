@@ -46,9 +46,7 @@ def test_buffers_of_the_english_vocabulary_come_back(tiny_encoder, tmp_path, tok
 
 def test_heads_of_another_recipe_are_not_restored(tiny_encoder, tmp_path):
     dap, other = (AlignmentLoss(tiny_encoder, Recipe.load(name), max_length=24).heads for name in ("dap", "tr-tlm"))
-    with pytest.raises(
-        CheckpointError, match=r"heads do not fit this recipe .*, in the checkpoint None\)\. Use the"
-    ):
+    with pytest.raises(CheckpointError, match=r"heads do not fit this recipe .*, in the checkpoint None\)\. Use the"):
         restore_heads(dap, tmp_path)
     dap.save_pretrained(tmp_path / "heads")
     restore_heads(dap, tmp_path)

@@ -64,9 +64,7 @@ def run(argv: Sequence[str]) -> int:
     if corpus and options.vector:
         raise UsageError(f"{what} is not the folder of a run, so it has no task vector. Omit --vector.")
     if not corpus and options.license:
-        raise UsageError(
-            "--license applies to corpora only; a release has the licence of its base model. Omit it."
-        )
+        raise UsageError("--license applies to corpora only; a release has the licence of its base model. Omit it.")
     from metaphrase.publishing import hub  # imported after the options are parsed: it takes seconds
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}

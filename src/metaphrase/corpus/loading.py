@@ -172,9 +172,7 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     if streaming and on_disk is not None:
         raise UsageError("`streaming` and `on_disk` exclude each other. Remove one of them.")
     if any(file.format == "dataset" for file in files) and (streaming or on_disk is not None):
-        raise UsageError(
-            "A data set in memory is neither streamed nor stored. Omit `streaming` and `on_disk`."
-        )
+        raise UsageError("A data set in memory is neither streamed nor stored. Omit `streaming` and `on_disk`.")
     if streaming:
         return Corpus(*stream_files(files, selection, temperature, seed))
     loaded = _in_memory(files, selection) if on_disk is None else _on_disk(files, selection, Path(on_disk))

@@ -26,7 +26,7 @@ from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError
-from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Positive, Resamples, Seed, Share, checked
+from metaphrase.io.arguments import Count, CountOr0, Positive, Resamples, Seed, Share, checked
 from metaphrase.io.progress import progress_bars
 
 logger = logging.getLogger(__name__)

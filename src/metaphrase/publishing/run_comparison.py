@@ -64,7 +64,8 @@ class Run:
         files = [file["sha256"] for file in facts["files"]]
         settings = facts.get("settings", {}).items()
         return json.dumps(
-            [common, files, {name: value for name, value in settings if name not in _NOT_DISTINGUISHING}], sort_keys=True
+            [common, files, {name: value for name, value in settings if name not in _NOT_DISTINGUISHING}],
+            sort_keys=True,
         )
 
 
