@@ -246,8 +246,9 @@ def ability(verdict):
 
 
 @pytest.mark.parametrize(("baseline", "shown"), [((), True), (("--baseline", "none"), False)])
-def test_abilities_and_the_verdict_are_shown(finished, data, quick, capsys, baseline, shown):
+def test_abilities_and_the_verdict_are_shown(finished, data, quick, capsys, monkeypatch, baseline, shown):
     """The run measured them against the encoder before training, so they do not apply to another baseline."""
+    monkeypatch.setattr(run_report, "collapse_in_words", lambda *sides: "")  # of the tiny encoder
     earlier = {"analysis": {"abilities": {"similarity structure": ability("uncertain")}}}
     (finished / "report.json").write_text(json.dumps(earlier), encoding="utf-8")
     assert main(["report", str(finished), "--data", str(data), "--resamples", "50", *baseline]) == 0

@@ -85,6 +85,8 @@ def test_the_texts_of_all_measurements_are_counted(
     guard.mkdir()
     rows = [f'"{one["source"]}","{other["source"]}",{at}\n' for at, (one, other) in enumerate(pairwise(bitext))]
     (guard / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
+    original, again = (load_encoder(start, device="cpu") for _ in range(2))  # encodes a few sentences, as a check
+    monkeypatch.setattr(finishing, "load_encoder", lambda *_, **options: again)
     encoded = []
     encode = SentenceTransformer.encode
     monkeypatch.setattr(
@@ -92,7 +94,6 @@ def test_the_texts_of_all_measurements_are_counted(
         "encode",
         lambda self, texts, **options: encoded.extend(texts) or encode(self, texts, **options),
     )
-    original = load_encoder(start, device="cpu")
     settings = {"model": str(start), "merge": merge, "debias": directions, "output_dir": str(tmp_path)}
     config = RunConfig(**settings, guard=[str(guard)] if guarded else [])
     guards = release_guards(original, config, "test")

@@ -208,7 +208,7 @@ def test_the_curve_and_the_report_of_an_earlier_run_are_deleted(execute):
         (first.output / name).write_text("{}")
     earlier = {path.name for path in first.output.iterdir()}
     assert earlier >= {"alpha.json", "alpha.png", "report.json", "report.html"}
-    second = execute(recipe="tr", max_steps=1, test=[], merge=0.5)
+    second = execute(recipe="tr", max_steps=1, test=[], merge=0.5, resume_from_checkpoint="true")
     assert earlier - {path.name for path in second.output.iterdir()} >= {
         "alpha.json",
         "alpha.png",
