@@ -52,7 +52,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             memory and one more forward pass. If a step runs out of memory, the value is set or halved automatically and
             the step is repeated.
         batches: ``"mixed"``, or ``"language"``: all pairs of a batch are in the same languages, so that the language of a
-            sentence does not give its translation away.
+            sentence does not give its translation away. ``"shared_target"``: pairs with the same target come together, for
+            objectives that treat them as positives of each other.
         max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
             Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
             allowed, because the gradient scaler searches for its scale.
@@ -79,8 +80,10 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
         "memory.",
     )
-    batches: Literal["mixed", "language"] = option(
-        "mixed", "Pairs of a batch. mixed: of all languages; language: of one, with harder negatives."
+    batches: Literal["mixed", "language", "shared_target"] = option(
+        "mixed",
+        "Pairs of a batch. mixed: of all languages; language: of one, with harder negatives; shared_target: pairs with the "
+        "same target together, for 'tr' with 'positives: shared_target'.",
     )
     bf16: bool | None = option(
         False, "Compute in bfloat16, if the device supports it. null in a file: on a CPU, if a trial step is faster."
@@ -151,6 +154,7 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         name
         for name, objective in objectives.items()
         if objective.in_batch_negatives and size * (processes if objective.gather else 1) < 2
+    _check_shared_targets(args, [name for name, objective in objectives.items() if objective.shares_targets])
     ]
     if alone:
         raise UsageError(
@@ -165,6 +169,21 @@ def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) 
 
     Sentence Transformers adds ``sequential_score``, the score of the last evaluator.
     """
+def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Sequence[str]) -> None:
+    """Refuse a sampler that keeps pairs with the same target apart, if batches or objectives need them together."""
+    sampler = getattr(args.batch_sampler, "value", args.batch_sampler)
+    if args.batches == "shared_target" and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+        raise UsageError(
+            "'batches: shared_target' puts pairs with the same target into one batch, and requires batch_sampler "
+            f"'batch_sampler', but it is {sampler!r}. Change one of them."
+        )
+    if objectives and args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
+        raise UsageError(
+            f"The positives of {', '.join(objectives)} are pairs with the same target, which are never in one batch with "
+            f"batch_sampler {sampler!r}. Set batches to 'shared_target' and batch_sampler to 'batch_sampler'."
+        )
+
+
     wanted = args.metric_for_best_model
     if wanted is not None and wanted.removeprefix("eval_") not in (*metrics, "sequential_score"):
         known = [f"eval_{name}" for name in metrics]

@@ -46,7 +46,7 @@ SETTINGS: dict[str, Any] = {
     "optim": Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"],
     "effective_batch_size": Count | None,
     "micro_batch_size": Count | None,
-    "batches": Literal["mixed", "language"],
+    "batches": Literal["mixed", "language", "shared_target"],
     "batch_sampler": Literal["batch_sampler", "no_duplicates", "no_duplicates_hashed"],
     "max_skipped_steps": Count,
     "bf16": bool | None,

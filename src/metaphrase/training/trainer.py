@@ -38,7 +38,7 @@ from metaphrase.training.fault_tolerance import (
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
-from metaphrase.training.sampling import LanguageBatchSampler, check_data, check_languages
+from metaphrase.training.sampling import LanguageBatchSampler, SharedTargetBatchSampler, check_batches, check_data
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 
 #: Pattern of the heads' parameters among those of the loss.
@@ -112,9 +112,8 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
                 f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
                 f"{type(self.data_collator).__name__}. Omit it."
             )
-        if self.args.batches == "language":
-            check_languages(train_dataset, "train_dataset")
-            check_languages(eval_dataset, "eval_dataset", streams=True)
+        check_batches(self.args.batches, train_dataset, "train_dataset")
+        check_batches(self.args.batches, eval_dataset, "eval_dataset", streams=True)
         self._learning_rates = dict(self.args.learning_rate_mapping)
         self._steps = StepGuard(self.args)
         self.use_loss(loss)
@@ -146,13 +145,15 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         return ResumableCollator(model.tokenizer, self.alignment_loss.views, seed=args.seed)
 
     def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
-        """The sampler of the batches: of one language each, if requested."""
+        """The sampler of the batches: of one language each, or of pairs that share targets, if requested."""
         kwargs["seed"] = self._data_seed
         if self.args.batches == "language":
             return LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
         return self._batch_sampler_of(dataset, *args, **kwargs)
 
     def get_multi_dataset_batch_sampler(self, *args: Any, **kwargs: Any) -> BatchSampler:
+        if self.args.batches == "shared_target":
+            return SharedTargetBatchSampler(dataset, *args, **kwargs)
         """The sampler of the batches of several data sets."""
         return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
 
