@@ -44,6 +44,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
     Attributes:
         head_learning_rate: Learning rate of the objectives' heads; None uses ``learning_rate``.
+        weight_decay_toward: ``"zero"``, or ``"start"``: weight decay pulls the encoder toward its weights at the start of
+            training, of which it holds a copy; heads still decay toward zero.
         packing: Run the encoder without padding if it supports this.
         effective_batch_size: Number of pairs that are ranked against each other, over all processes. Sets
             ``per_device_train_batch_size``.
@@ -70,6 +72,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
     head_learning_rate: AtLeast0 | None = option(
         None, "Learning rate of the objectives' heads; default: learning_rate."
+    )
+    weight_decay_toward: Literal["zero", "start"] = option(
+        "zero", "Weights that --weight_decay pulls the encoder toward. zero, or start: those before training."
     )
     packing: bool = option(True, "Run the encoder without padding: faster, with the same result.")
     effective_batch_size: Count | None = option(
@@ -149,12 +154,12 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         raise UsageError(
             "A bitext has no labels to group batches by. Set batch_sampler to 'no_duplicates', or omit it."
         )
+    _check_shared_targets(args, [name for name, objective in objectives.items() if objective.shares_targets])
     size, processes = args.per_device_train_batch_size, args.world_size
     alone = [
         name
         for name, objective in objectives.items()
         if objective.in_batch_negatives and size * (processes if objective.gather else 1) < 2
-    _check_shared_targets(args, [name for name, objective in objectives.items() if objective.shares_targets])
     ]
     if alone:
         raise UsageError(
@@ -164,11 +169,6 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         )
 
 
-def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) -> None:
-    """Refuse a metric for the best model that is not among those of the evaluator.
-
-    Sentence Transformers adds ``sequential_score``, the score of the last evaluator.
-    """
 def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Sequence[str]) -> None:
     """Refuse a sampler that keeps pairs with the same target apart, if batches or objectives need them together."""
     sampler = getattr(args.batch_sampler, "value", args.batch_sampler)
@@ -184,6 +184,11 @@ def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Sequence
         )
 
 
+def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) -> None:
+    """Refuse a metric for the best model that is not among those of the evaluator.
+
+    Sentence Transformers adds ``sequential_score``, the score of the last evaluator.
+    """
     wanted = args.metric_for_best_model
     if wanted is not None and wanted.removeprefix("eval_") not in (*metrics, "sequential_score"):
         known = [f"eval_{name}" for name in metrics]

@@ -40,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     )
 } | {
     "head_learning_rate": AtLeast0 | None,
+    "weight_decay_toward": Literal["zero", "start"],
     "lr_scheduler_type": Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
     ],

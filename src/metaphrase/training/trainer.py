@@ -40,6 +40,7 @@ from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
 from metaphrase.training.sampling import LanguageBatchSampler, SharedTargetBatchSampler, check_batches, check_data
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
+from metaphrase.training.weight_decay import decay_toward_start
 
 #: Pattern of the heads' parameters among those of the loss.
 HEAD_PARAMETERS = r"^heads\."
@@ -123,14 +124,18 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         """Adopt a loss whose encoder is trained."""
         self.alignment_loss = loss
         loss.micro_batch_size = self.args.micro_batch_size
-        self._run_facts = RunFacts(loss, self.args)
+        self._decay = decay_toward_start(loss.model, self.args)
+        self._run_facts = RunFacts(loss, self.args, self._decay)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimiser, with the learning rate of the heads."""
+        """The optimiser, with the learning rate of the heads and the requested weight decay."""
         rates = {HEAD_PARAMETERS: self.args.head_learning_rate}
         has_own = self.args.head_learning_rate is not None and self.head_parameters()
         self.args.learning_rate_mapping = (rates if has_own else {}) | self._learning_rates
-        return super().create_optimizer(*args, **kwargs)
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self._decay is not None:
+            self._decay.attach(optimizer)
+        return optimizer
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Trainable parameters of the objectives' heads."""
@@ -147,13 +152,13 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
     def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """The sampler of the batches: of one language each, or of pairs that share targets, if requested."""
         kwargs["seed"] = self._data_seed
+        if self.args.batches == "shared_target":
+            return SharedTargetBatchSampler(dataset, *args, **kwargs)
         if self.args.batches == "language":
             return LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
         return self._batch_sampler_of(dataset, *args, **kwargs)
 
     def get_multi_dataset_batch_sampler(self, *args: Any, **kwargs: Any) -> BatchSampler:
-        if self.args.batches == "shared_target":
-            return SharedTargetBatchSampler(dataset, *args, **kwargs)
         """The sampler of the batches of several data sets."""
         return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
 
