@@ -492,3 +492,18 @@ def hard_negatives_ranking_loop(source, target, negatives, excluded, *, temperat
         backward = [cosine(one, target[i]) / temperature for one in source]
         total = total + logsumexp([*logits, *wrong]) - logits[i] + logsumexp(backward) - backward[i]
     return total / (2 * len(source))
+
+
+def several_positives_loop(query, pool, positives, excluded, *, temperature, margin=0.0) -> Tensor:
+    """Equation 2 of Khosla et al. 2020, with LaBSE's margin; ``positives[i]`` and ``excluded[i]`` are rows of the pool."""
+    total = 0.0
+    for i in range(len(query)):
+        logits = {}
+        for j in range(len(pool)):
+            if j in positives[i]:
+                logits[j] = (cosine(query[i], pool[j]) - margin) / temperature
+            elif j not in excluded[i]:
+                logits[j] = cosine(query[i], pool[j]) / temperature
+        normaliser = logsumexp(list(logits.values()))
+        total = total + sum(normaliser - logits[j] for j in positives[i]) / len(positives[i])
+    return total / len(query)

@@ -27,6 +27,10 @@ GATHERED = {
     "sa, both": {"objective": "sa", "args": {"candidates": "both"}},
     "sentence-contrast": {"objective": "sentence-contrast", "args": {"back_translation": "none"}},
     "sentence-contrast, all": {"objective": "sentence-contrast", "args": {"back_translation": "all"}},
+    "tr, shared targets": {
+        "objective": "tr",
+        "args": {"direction": "symmetric", "positives": "shared_target", "own_side": True},
+    },
     "tr, soft and guided": {
         "objective": "tr",
         "args": {"direction": "symmetric", "targets": "soft", "soft_temperature": 0.01, "guided": True},
@@ -72,10 +76,11 @@ def main(encoder: str, bitext: str, output: str) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     model = load_encoder(encoder, device="cpu")
     facts = {"before": {}, "after": {}, "whole": {}, "gathered": {}}
+    pairs = [*rows[:5], {**rows[5], "target": rows[1]["target"]}, *rows[6:8]]  # two ranks have the same target
     for kind, term in GATHERED.items():
-        whole = gradient(model, term, rows[:8], gather=False)
-        shared = gradient(model, term, rows[4 * rank : 4 * rank + 4], gather=True)
-        alone = gradient(model, term, rows[4 * rank : 4 * rank + 4], gather=False)
+        whole = gradient(model, term, pairs, gather=False)
+        shared = gradient(model, term, pairs[4 * rank : 4 * rank + 4], gather=True)
+        alone = gradient(model, term, pairs[4 * rank : 4 * rank + 4], gather=False)
         for value in shared.values():
             dist.all_reduce(value)
             value /= world

@@ -1,6 +1,8 @@
 """`metaphrase debias` writes a stock release without the directions of language identity."""
 
+import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.cli import main
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import UsageError
+from metaphrase.publishing import debiasing
 from metaphrase.publishing.debiasing import DebiasOptions, write_debiased
 from metaphrase.publishing.release import verify
 
@@ -85,3 +88,61 @@ def test_a_folder_without_texts_is_refused(model, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["debias", str(model), "--data", str(tmp_path / "empty"), "-o", str(tmp_path / "out")]) == 2
     assert str(tmp_path / "empty") in capsys.readouterr().err
+
+
+@pytest.fixture
+def measured(tmp_path, bitext):
+    """Folders of development pairs, and of STS pairs for a guard."""
+    lines = ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in bitext)]
+    pairs, similar = tmp_path / "pairs", tmp_path / "stsb"
+    for folder in (pairs, similar):
+        folder.mkdir()
+    (pairs / "de-en.dev.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    texts = [row["source"] for row in bitext[:8]]
+    rows = "".join(f'"{one}","{other}",{at}\n' for at, (one, other) in enumerate(itertools.pairwise(texts)))
+    (similar / "stsb-de-dev.csv").write_text(rows, encoding="utf-8")
+    return ["--dev", str(pairs), "--guard", str(similar)]
+
+
+def test_the_number_of_directions_is_chosen(model, texts, measured, tmp_path, capsys, monkeypatch):
+    """The choice itself depends on the encoder, so that both of its outcomes are forced."""
+    arguments = ["debias", str(model), "--data", str(texts), "--directions", "auto", *measured, "--json", "-o"]
+    for chosen in (2, 0):
+        before = debiasing.choose_alpha
+
+        def choose(*args, chosen=chosen, before=before, **kwargs):
+            curve = before(*args, **kwargs)
+            return replace(curve, alpha=chosen, gains=bool(chosen))
+
+        monkeypatch.setattr(debiasing, "choose_alpha", choose)
+        out = tmp_path / f"chosen-{chosen}"
+        assert main([*arguments, str(out)]) == (0 if chosen else 1)
+        monkeypatch.undo()
+        result = json.loads(capsys.readouterr().out)
+        assert result["directions"] == result["curve"]["directions"] == chosen
+        assert [point["directions"] for point in result["curve"]["points"]] == [0, 1, 2, 3]
+        assert result["curve"]["gain"] == "pairs"
+        assert result["curve"]["points"][0]["gain"]["difference"] == 0
+        assert all(point["guards"].keys() == {"stsb"} for point in result["curve"]["points"])
+        assert result["output_dir"] == (str(out) if chosen else None)
+        assert out.exists() == bool(chosen)
+    card = (tmp_path / "chosen-2" / "README.md").read_text(encoding="utf-8")
+    assert "2 directions were chosen: pairs" in card
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda measured: [], "needs data that show the gain and the loss"),
+        (lambda measured: measured[:2], "needs data that show the gain and the loss"),
+        (lambda measured: [*measured[:2], "--guard", measured[1]], "have the same name: pairs, pairs"),
+        (lambda measured: ["--dev", measured[3], "--guard", measured[1]], "must be a folder of parallel sentences"),
+        (lambda measured: [*measured, "--directions", "2"], "Pass them with --directions auto"),
+    ],
+)
+def test_a_choice_without_its_data_is_refused(model, texts, measured, tmp_path, capsys, change, message):
+    out = tmp_path / "out"
+    arguments = ["debias", str(model), "--data", str(texts), "--directions", "auto", "-o", str(out)]
+    assert main([*arguments, *change(measured)]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()

@@ -1,6 +1,7 @@
 """The directions of language identity are found, and projected out by one linear map inside the model."""
 
 import copy
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.guards import Guard
 from metaphrase.exceptions import NonFiniteError, UsageError
 from metaphrase.merging.projection import find_projection
-from metaphrase.publishing.debiasing import debias
+from metaphrase.publishing.debiasing import DirectionsCurve, choose_directions, debias
 
 TEXTS = {
     "de": ["der Hund schläft", "die Frau liest", "guten Morgen"],
@@ -145,3 +147,44 @@ def test_languages_that_only_differ_by_an_offset_become_equal(tiny_encoder):
     apart = (shifted["l0"] - shifted["l1"]).norm()
     assert ((shifted["l0"] - shifted["l1"]) @ weight).norm() < 0.05 * apart
     assert (content @ weight).norm() > 0.8 * content.norm()
+
+
+def measurement(name, differences, holds=lambda number: True):
+    """A guard that knows its rows by the number of directions that a model projects out."""
+
+    def measure(model):
+        projection = find_projection(model)
+        number = 0 if projection is None else len(projection[1])
+        scores = {"before": 50.0, "after": 50.0, "difference": differences.get(number, 0.0), "interval": [0.0, 1.0]}
+        return scores | {"verdict": "tie" if holds(number) else "worse", "holds": holds(number)}
+
+    return Guard(name, measure)
+
+
+@pytest.mark.parametrize(
+    ("gains", "most", "wanted"),
+    [
+        ({10: 1.0, 20: 3.0, 30: 2.0}, 40, 20),
+        ({10: 1.0, 20: 3.0, 30: 2.0}, 10, 10),  # the guard does not hold at 20
+        ({10: 1.0, 20: 3.0}, 5, 0),  # nor at 10
+        ({10: -1.0, 20: -3.0}, 40, 0),
+    ],
+)
+def test_the_number_with_the_largest_gain_under_the_guards_is_chosen(tiny_encoder, gains, most, wanted):
+    embeddings = samples(40, 32)
+    gain, guard = measurement("pairs", gains), measurement("stsb", {}, lambda number: number <= most)
+    curve = choose_directions(tiny_encoder, embeddings, gain, [guard])
+    assert [point["directions"] for point in curve.points] == [0, 10, 20, 30]  # the embeddings have 32 components
+    assert curve.directions == wanted
+    expected = f"{wanted} directions were chosen: pairs" if wanted else "Nothing can be gained without a loss. "
+    assert str(curve).startswith(expected)
+    assert DirectionsCurve(**asdict(curve)) == curve
+    assert find_projection(tiny_encoder) is None
+
+
+def test_few_languages_have_few_directions(tiny_encoder):
+    curve = choose_directions(tiny_encoder, samples(4, 32), measurement("pairs", {2: 1.0}), [])
+    assert [point["directions"] for point in curve.points] == [0, 1, 2, 3]
+    assert curve.directions == 2
+    with pytest.raises(UsageError, match="One language has no direction"):
+        choose_directions(tiny_encoder, samples(1, 32), measurement("pairs", {}), [])

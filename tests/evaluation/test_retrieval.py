@@ -18,6 +18,7 @@ from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
     RetrievalEvaluator,
     evaluate_retrieval,
+    pooled_hits,
     retrieval_hits,
     unrelated_cosine,
 )
@@ -530,3 +531,82 @@ def test_a_collapsed_encoder_triggers_a_warning(tiny_encoder, bitext, tmp_path, 
     with (tmp_path / "retrieval_evaluation_dev_results.csv").open() as file:
         assert [float(row["unrelated_cosine"]) for row in csv.DictReader(file)] == [sound, collapsed]
     fault("B2", "collapsed encoder, detected by the next evaluation", tried=1, survived=1)
+
+
+@pytest.fixture
+def pooled_sets():
+    """Two languages that share an English sentence; a repeated pair, and one whose sides are the same text."""
+    german = ParallelSet("de", ("Hund", "Katze", "Hund", "Haus", "OK"), ("dog", "cat", "dog", "house", "OK"))
+    swahili = ParallelSet("sw", ("mbwa", "nyumba", "paka mdogo"), ("dog", "house", "kitten"))
+    return {"de": german, "sw": swahili}
+
+
+def pooled_hits_loop(sets, vectors):
+    """For each sentence, the most similar other text of all sides, and whether any pairs with one target have both."""
+
+    def cosine(a, b):
+        return float(a @ b) / (float(a @ a) ** 0.5 * float(b @ b) ** 0.5)
+
+    pairs = [pair for one in sets.values() for pair in zip(one.sources, one.targets, strict=True)]
+    texts = sorted({text for pair in pairs for text in pair})
+
+    def translations(text):
+        targets = {target for source, target in pairs if text in (source, target)}
+        return {other for pair in pairs if pair[1] in targets for other in pair} - {text}
+
+    def hit(text):
+        others = [other for other in texts if other != text]
+        nearest = max(others, key=lambda other: cosine(vectors[text], vectors[other]))
+        return nearest in translations(text) or not translations(text)
+
+    return {
+        language: ([hit(text) for text in one.sources], [hit(text) for text in one.targets])
+        for language, one in sets.items()
+    }
+
+
+@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_one_pool_matches_loop(pooled_sets, monkeypatch, seed, block):
+    texts = {text for one in pooled_sets.values() for text in (*one.sources, *one.targets)}
+    rng = np.random.default_rng(seed)
+    vectors = {text: rng.normal(size=3) for text in sorted(texts)}
+    if block:
+        monkeypatch.setattr(retrieval, "_CHUNK", block * len(texts))
+    wanted = pooled_hits_loop(pooled_sets, vectors)
+    result = measured(EchoModel(vectors), pooled_sets, one_pool=True)
+    embeddings = {
+        language: tuple(np.array([vectors[text] for text in side]) for side in (one.sources, one.targets))
+        for language, one in pooled_sets.items()
+    }
+    found = pooled_hits(pooled_sets, embeddings)
+    for language in pooled_sets:
+        assert [side.tolist() for side in found[language]] == list(wanted[language])
+        for side, direction in zip(wanted[language], ("source_to_target", "target_to_source"), strict=True):
+            assert result["languages"][language][direction]["hits"] == "".join("01"[hit] for hit in side)
+    assert wanted["de"][0][4]  # the only text of its pair
+    assert {hit for both in wanted.values() for side in both for hit in side} == {False, True}
+    assert result["settings"]["one_pool"]
+
+
+def test_one_pool_finds_sentences_of_the_own_language():
+    """Meaning on one axis, language on the others: the translation is nearest on its side, but not in one pool."""
+    sets = {"de": ParallelSet("de", ("Hund", "Katze"), ("dog", "cat"))}
+    plane = {"Hund": (1, 0.2), "Katze": (1, -0.2), "dog": (-0.1, 0.2), "cat": (-0.1, -0.2)}
+    biased, unbiased = EchoModel(plane), EchoModel({text: (0.1, second) for text, (_, second) in plane.items()})
+    scores = {
+        (model is biased, one_pool): evaluate_retrieval(model, sets, one_pool=one_pool).average.score
+        for model in (biased, unbiased)
+        for one_pool in (False, True)
+    }
+    assert scores == {(True, False): 100, (True, True): 50, (False, False): 100, (False, True): 100}
+
+
+def test_one_pool_and_retrieval_of_one_side_are_not_compared(pooled_sets):
+    rng = np.random.default_rng(0)
+    vectors = {text: rng.normal(size=4) for one in pooled_sets.values() for text in (*one.sources, *one.targets)}
+    one, other = (evaluate_retrieval(EchoModel(vectors), pooled_sets, one_pool=pool) for pool in (True, False))
+    with pytest.raises(ValueError, match="differ in one_pool"):
+        compare(one, other)
+    with pytest.raises(ValueError, match="ranks by cosine"):
+        evaluate_retrieval(EchoModel(vectors), pooled_sets, one_pool=True, margin_k=2)

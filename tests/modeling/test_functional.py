@@ -17,7 +17,12 @@ from metaphrase.modeling.functional import (
     translation_ranking,
     vocabulary_cross_entropy,
 )
-from tests.oracles import cross_entropy_loop, soft_cross_entropy_loop, translation_ranking_loop
+from tests.oracles import (
+    cross_entropy_loop,
+    several_positives_loop,
+    soft_cross_entropy_loop,
+    translation_ranking_loop,
+)
 
 COSINES = torch.tensor([[0.9, 0.7, 0.1], [0.6, 0.8, 0.2], [0.3, 0.5, 0.4]], dtype=torch.float64)
 
@@ -49,6 +54,46 @@ def test_ranking_matches_loop(batch, hidden, margin, similarity):
     for got, wanted in zip(gradients(fast, source, target), gradients(slow, source, target), strict=True):
         assert batch == 1 or wanted.abs().max() > 0
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+POSITIVES = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]).bool()
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_several_positives_match_loop(margin, offset):
+    """A candidate that is both a positive and excluded is a positive."""
+    (source, _), (target, _) = pair(3, 4), pair(5, 4, seed=1)
+    excluded = torch.tensor([[0, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
+    settings = {"margin": margin, "temperature": 0.5}
+    fast = translation_ranking(
+        source, target, positive_bb=POSITIVES, duplicate_bb=excluded, offset=offset, **settings
+    )
+    positives = [{i + offset, *row.nonzero().flatten().tolist()} for i, row in enumerate(POSITIVES)]
+    left_out = [set(row.nonzero().flatten().tolist()) for row in excluded]
+    slow = several_positives_loop(source, target, positives, left_out, **settings)
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
+    for got, wanted in zip(gradients(fast, source, target), gradients(slow, source, target), strict=True):
+        assert wanted.abs().max() > 0
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_both_directions_of_several_positives_are_the_mean_of_each():
+    source, target = pair(3, 4)
+    both = POSITIVES[:, :3] | POSITIVES[:, :3].T
+    forward, backward = (
+        translation_ranking(one, other, positive_bb=both) for one, other in ((source, target), (target, source))
+    )
+    symmetric = translation_ranking(source, target, positive_bb=both, direction="symmetric")
+    torch.testing.assert_close(symmetric, (forward + backward) / 2)
+
+
+def test_equal_positives_share_the_probability():
+    """Of two positives that are equal, each can have half of the probability: the loss is log 2."""
+    source = torch.eye(3, dtype=torch.float64)[[0, 0, 2]]
+    both = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
+    loss = translation_ranking(source, source, positive_bb=both, temperature=0.01)
+    assert loss.item() == pytest.approx(2 / 3 * math.log(2), abs=1e-9)
 
 
 @pytest.mark.parametrize(("batch", "loss"), [(4, 1.386294), (128, 4.852030), (1024, 6.931472)])

@@ -12,6 +12,7 @@ from tests.oracles import (
     both_sides_ranking_loop,
     guided_soft_ranking_loop,
     hard_negatives_ranking_loop,
+    several_positives_loop,
 )
 
 
@@ -252,3 +253,99 @@ def test_a_batch_without_negatives_is_ranked_as_without_the_option(make_loss, mo
         make_loss("tr", negatives=1, targets="soft")
     with pytest.raises(ValueError, match="metaphrase filter CORPUS --negatives"):
         moved_encodings(loss, bitext[:5])
+
+
+@pytest.fixture
+def shared_rows(bitext):
+    """Rows 0, 2 and 3 have the same target, 4 is a copy of 1, and 5 has the source of 0."""
+    rows = [dict(row) for row in bitext[:7]]
+    rows[2]["target"] = rows[3]["target"] = rows[0]["target"]
+    rows[4] = dict(rows[1])
+    rows[5]["source"] = rows[0]["source"]
+    return rows
+
+
+def positives_by_text(rows, query, *, own_side):
+    """The positives and the excluded candidates of each sentence, as numbers of the other side and then of its own."""
+    other = "target" if query == "source" else "source"
+    pool = [(side, at) for side in (other, query)[: 1 + own_side] for at in range(len(rows))]
+    positives, excluded = [], []
+    for i, pair in enumerate(rows):
+        positives.append({i})
+        excluded.append(set())
+        for at, (side, j) in enumerate(pool):
+            if at == i:
+                continue
+            if rows[j][side] in (pair["source"], pair["target"]):  # a copy of the translation or of the sentence itself
+                excluded[i].add(at)
+            elif rows[j]["target"] == pair["target"]:
+                positives[i].add(at)
+            elif rows[j]["source"] == pair["source"]:
+                excluded[i].add(at)
+    return positives, excluded
+
+
+@pytest.mark.parametrize("own_side", [False, True])
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("direction", ["symmetric", "target_to_source"])
+def test_pairs_with_the_same_target_match_loop(make_loss, moved_encodings, shared_rows, direction, own_side, guided):
+    args = {"direction": direction, "own_side": own_side, "guided": guided, "margin": 0.1, "temperature": 0.2}
+    loss = make_loss("tr", positives="shared_target", **args)
+    new, old = moved_encodings(loss, shared_rows)
+    sides = {side: new[side].sentence_bh for side in ("source", "target")}
+    slow, most = [], 0
+    for query in ("source", "target") if direction == "symmetric" else ("target",):
+        other = "target" if query == "source" else "source"
+        positives, excluded = positives_by_text(shared_rows, query, own_side=own_side)
+        most = max(most, *map(len, positives))
+        if guided:
+            original = {side: old[side].sentence_bh for side in sides}
+            own = cosines(original[query], original[other]).diagonal().tolist()
+            pool = torch.cat([original[other], original[query]]) if own_side else original[other]
+            for i, row in enumerate(cosines(original[query], pool).tolist()):
+                excluded[i] |= {j for j, cosine in enumerate(row) if cosine > own[i]}
+        pool = torch.cat([sides[other], sides[query]]) if own_side else sides[other]
+        slow.append(several_positives_loop(sides[query], pool, positives, excluded, temperature=0.2, margin=0.1))
+    assert most == 3  # the two other sources of its target, besides its own
+    assert_equal_gradients(loss.objectives["tr"](new), sum(slow) / len(slow), loss.model)
+
+
+def test_pairs_with_the_same_target_and_hard_negatives_match_loop(make_loss, moved_encodings, shared_rows, bitext):
+    texts = [bitext[9]["target"], shared_rows[0]["target"], bitext[10]["target"]]
+    rows = [row | {"negatives": text} for row, text in zip(shared_rows, [*texts, "", "", "", ""], strict=True)]
+    args = {"direction": "symmetric", "own_side": True, "temperature": 0.2, "negatives": 1}
+    loss = make_loss("tr", positives="shared_target", **args)
+    new, _ = moved_encodings(loss, rows)
+    source, target, wrong = (new[name].sentence_bh for name in ("source", "target", "negatives-1"))
+    forward, backward = (positives_by_text(rows, query, own_side=True) for query in ("source", "target"))
+    for row, excluded in zip(rows, forward[1], strict=True):
+        excluded |= {2 * len(rows) + n for n, text in enumerate(texts) if text == row["target"]}
+    slow = several_positives_loop(source, torch.cat([target, source, wrong]), *forward, temperature=0.2)
+    slow = slow + several_positives_loop(target, torch.cat([source, target]), *backward, temperature=0.2)
+    assert_equal_gradients(loss.objectives["tr"](new), slow / 2, loss.model)
+
+
+@pytest.mark.parametrize("own_side", [False, True])
+def test_without_shared_targets_the_translation_is_the_only_positive(make_loss, moved_encodings, bitext, own_side):
+    rows = [*bitext[:5], {**bitext[5], "source": bitext[0]["source"]}]
+    values = []
+    for args in ({"positives": "shared_target"}, {"mask_duplicates": True}):
+        loss = make_loss("tr", direction="symmetric", own_side=own_side, **args)
+        values.append(loss.objectives["tr"](moved_encodings(loss, rows)[0]))
+    torch.testing.assert_close(*values)
+
+
+def test_the_order_of_pairs_that_share_targets_does_not_matter(make_loss, moved_encodings, shared_rows):
+    values = []
+    for rows in (shared_rows, shared_rows[::-1]):
+        loss = make_loss("tr", positives="shared_target", direction="symmetric", own_side=True, temperature=0.2)
+        values.append(loss.objectives["tr"](moved_encodings(loss, rows)[0]))
+    torch.testing.assert_close(*values)
+
+
+def test_options_that_contradict_shared_targets_are_refused(make_loss):
+    with pytest.raises(UsageError, match="requires hard targets"):
+        make_loss("tr", positives="shared_target", direction="symmetric", targets="soft")
+    with pytest.raises(UsageError, match="has no effect in the direction 'source_to_target'"):
+        make_loss("tr", positives="shared_target")
+    make_loss("tr", positives="shared_target", own_side=True)

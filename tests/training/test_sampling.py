@@ -1,4 +1,4 @@
-"""Batches of one language: every pair once, full batches, the same batches after a resume."""
+"""Batches of one language, and of shared targets: every pair once, full batches, the same batches after a resume."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,10 +10,10 @@ from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicates
 from torch.utils.data import RandomSampler
 
 from metaphrase.exceptions import CheckpointError, UsageError
-from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.sampling import LanguageBatchSampler
+from metaphrase.training.sampling import LanguageBatchSampler, SharedTargetBatchSampler
 from metaphrase.training.trainer import AlignmentTrainer
 
 SIZES = {"de": 21, "fr": 9, "sw": 3}
@@ -163,3 +163,60 @@ def test_data_whose_languages_are_unknown_are_refused(train, data):
 def test_an_evaluation_set_without_languages_is_refused_before_training(train):
     with pytest.raises(UsageError, match="`eval_dataset` lacks these"):
         train("refused", eval_dataset={"sw": pairs().remove_columns("source_lang")})
+
+
+@pytest.fixture
+def shared():
+    """Pairs of which some share their target: five languages of ten targets, fifty of one, and sixty targets of one pair."""
+    targets = [f"shared {i}" for i in range(10)] * 5 + ["often"] * 50 + [f"single {i}" for i in range(60)]
+    return Dataset.from_list([{"source": f"source {i}", "target": target} for i, target in enumerate(targets)])
+
+
+def with_shared_targets(dataset, *, epoch=0, drop_last=False, batch_size=16):
+    sampler = SharedTargetBatchSampler(
+        dataset, batch_size=batch_size, drop_last=drop_last, generator=torch.Generator(), seed=5, valid_label_columns=None
+    )
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def test_pairs_with_the_same_target_come_together(shared):
+    batches = list(with_shared_targets(shared))
+    assert sorted(row for batch in batches for row in batch) == list(range(160))
+    assert [len(batch) for batch in batches] == [16] * 10
+    assert len(with_shared_targets(shared)) == 10
+    counts = [Counter(shared[row]["target"] for row in batch) for batch in batches]
+    together = sum(any(count[f"shared {i}"] >= 4 for count in counts) for i in range(10))
+    assert together >= 4  # the end of a batch divides some of them; at random, four of five are in one batch very rarely
+    assert max(len([one for one in count if one.startswith("shared")]) for count in counts) > 1
+    assert all(len(count) > 1 for count in counts)  # "often" does not fill batches
+
+
+def test_batches_of_shared_targets_depend_on_seed_and_epoch(shared):
+    one, again, other = (list(with_shared_targets(shared, epoch=epoch)) for epoch in (3, 3, 4))
+    assert one == again
+    assert one != other
+    assert [len(batch) for batch in with_shared_targets(shared, batch_size=24, drop_last=True)] == [24] * 6
+    assert [len(batch) for batch in with_shared_targets(shared, batch_size=24)] == [24] * 6 + [16]
+
+
+@pytest.mark.long
+def test_a_resumed_run_sees_the_same_shared_targets(train):
+    settings = {"batches": "shared_target", "sampler": "batch_sampler"}
+    log, whole = train("whole", **settings)
+    again, resumed = train("resumed", "whole/checkpoint-7", save_steps=9, **settings)
+    assert [one["loss"] for one in log if "loss" in one] == [one["loss"] for one in again if "loss" in one]
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_settings_that_keep_shared_targets_apart_are_refused(train):
+    with pytest.raises(UsageError, match="requires batch_sampler 'batch_sampler', but it is 'no_duplicates'"):
+        train("refused", batches="shared_target")
+    with pytest.raises(UsageError, match="'batches: shared_target' requires data that are not a stream, but `train_dataset`"):
+        train("refused", batches="shared_target", sampler="batch_sampler", data=pairs().to_iterable_dataset())
+    terms = [{"objective": "tr", "args": {"direction": "symmetric", "positives": "shared_target"}}]
+    objectives = Recipe.from_dict({"name": "shared", "terms": terms}).objectives()
+    args = AlignmentTrainingArguments(output_dir="unused", batch_sampler="no_duplicates", use_cpu=True)
+    with pytest.raises(UsageError, match="The positives of tr are pairs with the same target"):
+        check_arguments(args, objectives)

@@ -18,12 +18,16 @@ DESCRIPTION = (
 EXAMPLES = (
     "metaphrase debias starter --output_dir runs/starter-debiased",
     "metaphrase debias runs/sw --directions 6 --output_dir runs/sw-debiased",
+    "metaphrase debias starter --directions auto --dev my-dev-sets --guard stsb --output_dir runs/starter-debiased",
     "metaphrase debias runs/sw --data my-texts --split train --output_dir runs/sw-debiased",
 )
 
 
 def run(argv: Sequence[str]) -> int:
-    """Debias, write, and say how to load the result."""
+    """Debias, write, and say how to load the result.
+
+    The exit status is 1 if no number of directions gains anything without a loss, and nothing is written.
+    """
     (options,) = parse("metaphrase debias", [DebiasOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     result = write_debiased(
         options,
@@ -32,4 +36,4 @@ def run(argv: Sequence[str]) -> int:
         show_progress=show_progress(),
     )
     emit(asdict(result), describe(result))
-    return 0
+    return 0 if result.output_dir else 1

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -347,8 +348,9 @@ def _scalar(kind: Any) -> Any:
     if get_origin(kind) not in (Union, UnionType):
         return kind
     parts = [part for part in get_args(kind) if part is not NoneType]
-    if float in parts and any(get_origin(part) is Literal for part in parts):
-        return _number_or_word
+    numbers = [part for part in (float, int) if part in parts]
+    if numbers and any(get_origin(part) is Literal for part in parts):
+        return partial(_number_or_word, number=numbers[0])
     if NoneType in get_args(kind):
         return str if str in parts else parts[0]
     return next(part for part in parts if part is not str)
@@ -382,9 +384,9 @@ def _add_option(parser: Any, option: Field[Any], kind: Any) -> None:
         parser.add_argument(*names, type=kind, **settings)
 
 
-def _number_or_word(text: str) -> float | str:
+def _number_or_word(text: str, number: Callable[[str], float]) -> float | str:
     with suppress(ValueError):
-        return float(text)
+        return number(text)
     return text
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, takewhile
 from operator import itemgetter
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Protocol, Unpack
 
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -22,7 +22,6 @@ from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encod
 from metaphrase.evaluation.guard_data import LabelledData
 from metaphrase.evaluation.similarity_structure import similarity_structure
 from metaphrase.io.arguments import AtLeast0, checked
-from metaphrase.merging import TaskVector
 from metaphrase.merging.projection import find_projection
 
 #: Largest loss of similarity structure, in points of correlation ×100. In our measurements of encoders that were trained on a
@@ -52,6 +51,13 @@ class Guard:
 
     name: str
     measure: Callable[[Any], dict[str, Any]]
+
+
+class Change(Protocol):
+    """A change of an encoder that can be applied to a degree, such as a `TaskVector` with a weight."""
+
+    def apply(self, base: Any, alpha: Any, /) -> Any:
+        """A changed copy of the encoder."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +111,16 @@ class AlphaCurve:
         return f"Nothing can be gained without a loss: {reason}. Gain and cost: {frontier}."
 
     def _changes(self, point: Mapping[str, Any]) -> str:
-        rows = {self.gain: point["gain"], **point["guards"]}
-        return ", ".join(
-            f"{name} {row['difference']:+.1f} [{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}] {row['verdict']}"
-            for name, row in rows.items()
-        )
+        return changes_in_words(self.gain, point)
+
+
+def changes_in_words(gain: str, point: Mapping[str, Any]) -> str:
+    """The differences of a point of a curve, the gain on data of a name and the guards, with intervals and verdicts."""
+    rows = {gain: point["gain"], **point["guards"]}
+    return ", ".join(
+        f"{name} {row['difference']:+.1f} [{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}] {row['verdict']}"
+        for name, row in rows.items()
+    )
 
 
 @checked
@@ -209,7 +220,7 @@ def structure_guard(
 
 def choose_alpha(
     base: SentenceTransformer,
-    vector: TaskVector,
+    vector: Change,
     gain: Guard,
     guards: Sequence[Guard],
     *,
@@ -221,7 +232,7 @@ def choose_alpha(
 
     Args:
         base: The original encoder, with which the guards were made.
-        vector: What training changed.
+        vector: What training changed, or another change that can be applied to a degree.
         gain: Measurement that should improve.
         guards: Measurements that must not get worse.
         alphas: The weights.

@@ -92,7 +92,7 @@ class Hits(MeanOfItems):
     """Accuracy of retrieval; an item's score is the mean of its hits in both directions."""
 
     test = "paired bootstrap over pairs, mean of both directions"
-    settings = ("text_equality", "margin_k")
+    settings = ("text_equality", "margin_k", "one_pool")
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
         """Score of each pair in [0, 1], shape ``(n,)``."""

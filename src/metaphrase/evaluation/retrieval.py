@@ -136,6 +136,51 @@ def largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], 
     return forward.row_qk[np.arange(len(best_n)), best_n]
 
 
+def pooled_hits(
+    sets: Mapping[str, ParallelSet], embeddings: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+) -> dict[str, Hits]:
+    """Return whether the nearest of all other sentences, in all languages, is a translation of a sentence, by cosine.
+
+    The pool holds each different text of both sides of all languages once. An encoder that puts the sentences of a language
+    close to each other finds one of these instead. Two texts are translations of each other if they are in pairs with the
+    same target. A sentence whose pool has no other translation, because it equals its own, counts as found.
+
+    Args:
+        sets: Parallel sentences per language.
+        embeddings: Embeddings of the sources and of the targets of each language, shape ``(n, hidden)`` each.
+
+    Returns:
+        For each language, the hits of its sources and of its targets, boolean, shape ``(n,)`` each.
+    """
+    row_of: dict[str, NDArray[Any]] = {}
+    targets_of: dict[str, set[str]] = {}
+    texts_of: dict[str, set[str]] = {}
+    for language, both in embeddings.items():
+        one = sets[language]
+        for texts, side_nh in zip((one.sources, one.targets), both, strict=True):
+            for text, target, row_h in zip(texts, one.targets, side_nh, strict=True):
+                row_of.setdefault(text, row_h)
+                targets_of.setdefault(text, set()).add(target)
+                texts_of.setdefault(target, set()).add(text)
+    texts, pool_mh = list(row_of), unit_rows(np.stack(list(row_of.values())))
+    found = {}
+    size = max(1, _CHUNK // len(texts))
+    for first in range(0, len(texts), size):
+        cosine_nm = pool_mh[first : first + size] @ pool_mh.T
+        row_n = np.arange(len(cosine_nm))
+        cosine_nm[row_n, first + row_n] = -np.inf
+        for text, at in zip(texts[first : first + size], cosine_nm.argmax(axis=1).tolist(), strict=True):
+            is_alone = all(len(texts_of[target]) == 1 for target in targets_of[text])
+            found[text] = is_alone or not targets_of[text].isdisjoint(targets_of[texts[at]])
+    return {
+        language: (
+            np.array([found[text] for text in sets[language].sources]),
+            np.array([found[text] for text in sets[language].targets]),
+        )
+        for language in embeddings
+    }
+
+
 @checked
 def find_translations(
     model: Encoders,
@@ -143,15 +188,27 @@ def find_translations(
     *,
     text_equality: bool = False,
     margin_k: Count | None = None,
+    one_pool: bool = False,
     **encoding: Unpack[EncodingOptions],
 ) -> tuple[dict[str, Hits], float | None]:
-    """Hits of every language, and the mean over the languages of the cosine of unrelated sentences, if there are any."""
-    hits, cosines = {}, []
+    """Hits of every language, and the mean over the languages of the cosine of unrelated sentences, if there are any.
+
+    With ``one_pool``, see `pooled_hits`.
+    """
+    if one_pool and margin_k is not None:
+        raise ValueError("Retrieval from one pool ranks by cosine. Pass one_pool=False, or margin_k=None.")
+    hits: dict[str, Hits] = {}
+    pool: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+    cosines = []
     for language, source_nh, target_nh in _embedded(model, sets, **encoding):
         texts = (sets[language].sources, sets[language].targets) if text_equality else None
-        hits[language] = retrieval_hits(source_nh, target_nh, match_text=texts, margin_k=margin_k)
+        if one_pool:
+            pool[language] = (source_nh, target_nh)
+        else:
+            hits[language] = retrieval_hits(source_nh, target_nh, match_text=texts, margin_k=margin_k)
         if (cosine := unrelated_cosine(source_nh, target_nh)) is not None:
             cosines.append(cosine)
+    hits = pooled_hits(sets, pool) if one_pool else hits
     return hits, float(np.mean(cosines)) if cosines else None
 
 
@@ -183,6 +240,7 @@ def evaluate_retrieval(
     name: str | None = None,
     text_equality: bool = False,
     margin_k: Count | None = None,
+    one_pool: bool = False,
     groups: Mapping[str, Sequence[str]] = TATOEBA_GROUPS,
     shared_items: bool = False,
     resamples: Resamples = RESAMPLES,
@@ -199,6 +257,8 @@ def evaluate_retrieval(
         text_equality: Count another copy of the translation's text as a hit. Test sets repeat sentences; by default
             only the translation's own row counts, as in the papers.
         margin_k: Retrieve by ratio margin over this number of neighbours, see `retrieval_hits`; None uses the cosine.
+        one_pool: Retrieve from all sentences of all languages and both sides, see `pooled_hits`: a sentence of the query's
+            own language may be found instead of the translation.
         groups: Groups of languages to average if all their languages are available.
         shared_items: Whether pairs with the same number are translations of each other in all languages. They are then
             resampled together: an average over languages is as uncertain as its items, however many languages it has.
@@ -221,7 +281,9 @@ def evaluate_retrieval(
             f"Shared items must be in every language, but the languages have {min(sizes)} to {max(sizes)} pairs. Pass "
             "shared_items=False."
         )
-    hits, cosine = find_translations(model, sets, text_equality=text_equality, margin_k=margin_k, **encoding)
+    hits, cosine = find_translations(
+        model, sets, text_equality=text_equality, margin_k=margin_k, one_pool=one_pool, **encoding
+    )
     scores = {language: (*both, np.mean(both, axis=0)) for language, both in hits.items()}
 
     def measurement(n: int, members: Sequence[str], sha256: str | None = None) -> Measurement:
@@ -247,7 +309,8 @@ def evaluate_retrieval(
         model=name or type(one).__name__,
         measure="accuracy",
         statistic="shared_hits" if shared_items else "hits",
-        protocol=f"top-1 by {'cosine' if margin_k is None else f'ratio margin, k={margin_k}'}, both directions",
+        protocol=f"top-1 by {'cosine' if margin_k is None else f'ratio margin, k={margin_k}'}, both directions"
+        + ", one pool of all languages" * one_pool,
         languages=languages,
         groups={group: measurement(len(members), members) for group, members in complete_groups(groups, hits).items()},
         average=measurement(len(hits), list(hits)),
@@ -258,6 +321,7 @@ def evaluate_retrieval(
             **encoding_settings(one, **encoding),
             text_equality=text_equality,
             margin_k=margin_k,
+            **({"one_pool": True} if one_pool else {}),
             data=", ".join(sorted({_pattern(s) for s in sets.values() if s.path})),
             data_sha256=hashlib.sha256("".join(sets[x].sha256 for x in sorted(sets)).encode()).hexdigest(),
         ),

@@ -38,6 +38,7 @@ def translation_ranking(
     direction: Direction = "source_to_target",
     similarity: Similarity = "cosine",
     duplicate_bb: Tensor | None = None,
+    positive_bb: Tensor | None = None,
     offset: int = 0,
     soft_bb: Tensor | None = None,
     soft_weight: float = 1.0,
@@ -59,6 +60,10 @@ def translation_ranking(
         similarity: ``"cosine"`` (released DAP code) or ``"dot"`` (equation 5 as printed).
         duplicate_bb: Boolean ``(batch, pool)``, true where target ``j`` is another copy of the translation of ``i``, or is
             too similar to it; such false negatives are removed from the denominator.
+        positive_bb: Boolean ``(batch, pool)``, true where target ``j`` translates ``i`` too, in addition to its own
+            translation. They stay in the denominator and have the margin. The loss of ``i`` is the mean over its
+            translations ``P(i)`` of the equation above, ``-1/|P(i)| Σ_{p ∈ P(i)} log exp(φ(x_i, y_p) / τ) /
+            Σ_j exp(φ(x_i, y_j) / τ)``.
         offset: Position in the pool of the translation of the first source.
         soft_bb: Logits of soft targets, shape ``(batch, pool)``: instead of the translation alone, each sentence identifies
             the distribution ``softmax_j(soft_ij)`` over the sentences of the denominator.
@@ -70,7 +75,8 @@ def translation_ranking(
     Raises:
         ValueError: The direction is not ``"source_to_target"``, and the two pools differ in size.
 
-    Reference: Li et al. 2023 (DAP), section 3.2, equation 5; Feng et al. 2022 (LaBSE), additive margin.
+    Reference: Li et al. 2023 (DAP), section 3.2, equation 5; Feng et al. 2022 (LaBSE), additive margin; Khosla et al. 2020
+    (supervised contrastive learning), equation 2, for several translations.
 
     >>> translation_ranking(torch.eye(3), torch.eye(3)).item() < 1e-6
     True
@@ -86,23 +92,36 @@ def translation_ranking(
     with torch.autocast(source_bh.device.type, enabled=False):
         logits_bb = source_bh @ target_bh.T
     labels_b = torch.arange(len(source_bh), device=source_bh.device) + offset
+    right_bb = F.one_hot(labels_b, logits_bb.shape[1]).bool()
+    if positive_bb is not None:
+        right_bb = right_bb | positive_bb
     if margin:
-        logits_bb = logits_bb - F.one_hot(labels_b, logits_bb.shape[1]).to(logits_bb.dtype) * margin
+        logits_bb = logits_bb - right_bb.to(logits_bb.dtype) * margin
     logits_bb = logits_bb / temperature
     if duplicate_bb is not None:
-        own_bb = F.one_hot(labels_b, logits_bb.shape[1]).bool()
-        logits_bb = logits_bb.masked_fill(duplicate_bb & ~own_bb, -torch.inf)
+        logits_bb = logits_bb.masked_fill(duplicate_bb & ~right_bb, -torch.inf)
     losses = []
+    several_bb = None if positive_bb is None else right_bb
     if direction != "target_to_source":
-        losses.append(_cross_entropy(logits_bb, labels_b, soft_bb, soft_weight))
+        losses.append(_cross_entropy(logits_bb, labels_b, several_bb, soft_bb, soft_weight))
     if direction != "source_to_target":
-        losses.append(_cross_entropy(logits_bb.T, labels_b, None if soft_bb is None else soft_bb.T, soft_weight))
+        turned = (None if one is None else one.T for one in (several_bb, soft_bb))
+        losses.append(_cross_entropy(logits_bb.T, labels_b, *turned, soft_weight))
     return torch.stack(losses).mean()
 
 
-def _cross_entropy(logits_bb: Tensor, labels_b: Tensor, soft_bb: Tensor | None, soft_weight: float) -> Tensor:
-    """Cross-entropy with labels mixed with soft targets; candidates with a logit of -inf have no share of these."""
-    hard = F.cross_entropy(logits_bb, labels_b)
+def _cross_entropy(
+    logits_bb: Tensor, labels_b: Tensor, right_bb: Tensor | None, soft_bb: Tensor | None, soft_weight: float
+) -> Tensor:
+    """Cross-entropy with labels, or with the mean over several, mixed with soft targets.
+
+    Candidates with a logit of -inf have no share of the soft targets.
+    """
+    if right_bb is None:
+        hard = F.cross_entropy(logits_bb, labels_b)
+    else:
+        right_logp_bb = logits_bb.log_softmax(dim=1).masked_fill(~right_bb, 0.0)
+        hard = -(right_logp_bb.sum(dim=1) / right_bb.sum(dim=1)).mean()
     if soft_bb is None or soft_weight == 0:
         return hard
     excluded_bb = logits_bb == -torch.inf

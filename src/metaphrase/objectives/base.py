@@ -41,6 +41,7 @@ class Objective(nn.Module, ABC):
         citation: BibTeX for the model card.
         in_batch_negatives: Whether the negatives are the other pairs of the batch.
         gather: Whether the negatives include the batches of other processes.
+        shares_targets: Whether the pairs of a batch with the same target are positives of each other.
         reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.
         reads_original: Whether it compares the encoder with the original one.
         max_length: Maximum pieces per sentence, including special tokens.
@@ -54,6 +55,7 @@ class Objective(nn.Module, ABC):
     citation: ClassVar[str] = ""
     in_batch_negatives: ClassVar[bool] = False
     gather = False
+    shares_targets = False
     reads_words: ClassVar[bool] = False
     reads_original = False
     truncatable = False

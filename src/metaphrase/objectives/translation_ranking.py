@@ -65,6 +65,11 @@ class TranslationRanking(Objective):
         similarity: ``"cosine"`` (the released code) or ``"dot"`` (the paper's equation).
         mask_duplicates: Exclude pairs that share a side with the ranked one from the denominator: other copies of a
             sentence are not negatives.
+        positives: ``"translation"``: its translation is the only positive of a sentence. ``"shared_target"``: the pairs of
+            the batch with the same target are positives of each other, such as translations of one English sentence into
+            several languages; the loss is the mean over the positives (Khosla et al. 2020, equation 2, the sum outside of
+            the logarithm). Copies of a sentence are neither positives nor negatives, as with ``mask_duplicates``, which
+            this includes. ``batches: shared_target`` puts such pairs into one batch.
         gather: Rank against the sentences of all processes, with gradient.
         projection: ``"none"``, or ``"mlp"``: rank ``tanh(W h + b)`` in training and discard the projection afterwards, as
             in the released code.
@@ -74,7 +79,8 @@ class TranslationRanking(Objective):
         soft_temperature: Softmax temperature of the soft targets; None is ``temperature``.
         soft_sides: Side whose similarities are the soft targets: ``"target"`` (English), ``"source"``, or the mean of
             ``"both"``.
-        guided: Exclude candidates from the denominator that the original encoder finds more similar than the translation.
+        guided: Exclude candidates from the denominator that the original encoder finds more similar than the translation,
+            unless they are positives.
         own_side: The other sentences of a sentence's own side are candidates too. A translation then has to come before every
             other sentence of the same language, which is what a search among sentences of many languages needs.
         negatives: Number of hard negatives of each pair, from the column ``negatives``; every source ranks those of all pairs
@@ -88,7 +94,8 @@ class TranslationRanking(Objective):
     ``GISTEmbedLoss`` of sentence-transformers masks with a guide model, and ranks both sides against themselves as well.
 
     Reference: Li et al. 2023 (DAP), section 3.2, equation 5; soft targets: Park et al. 2024 (IMASCL), section 3; guided:
-    Solatorio 2024 (GISTEmbed), section 3; own side: Li et al. 2023 (GTE), section 3.3.
+    Solatorio 2024 (GISTEmbed), section 3; own side: Li et al. 2023 (GTE), section 3.3; several positives: Khosla et al. 2020
+    (supervised contrastive learning), equation 2.
     """
 
     name: ClassVar[str] = "tr"
@@ -108,6 +115,7 @@ class TranslationRanking(Objective):
     direction: Direction = "source_to_target"
     similarity: Similarity = "cosine"
     mask_duplicates: bool = False
+    positives: Literal["translation", "shared_target"] = "translation"
     gather: bool = True
     projection: Literal["none", "mlp"] = "none"
     targets: Literal["hard", "soft"] = "hard"
@@ -129,6 +137,16 @@ class TranslationRanking(Objective):
             raise UsageError(
                 "Soft targets of 'tr' are a distribution over the sentences of the other side, so 'own_side' requires hard "
                 "targets. Omit 'own_side', or use hard targets."
+            )
+        if self.shares_targets and self.targets == "soft":
+            raise UsageError(
+                "Soft targets of 'tr' already have a share for each sentence that resembles the translation, so 'positives: "
+                "shared_target' requires hard targets. Omit 'positives', or use hard targets."
+            )
+        if self.shares_targets and self.direction == "source_to_target" and not self.own_side:
+            raise UsageError(
+                "'positives: shared_target' of 'tr' has no effect in the direction 'source_to_target': pairs with the same "
+                "target have no other target. Use the direction 'symmetric' or 'target_to_source', or 'own_side'."
             )
 
     def views(self) -> tuple[View, ...]:
@@ -159,6 +177,11 @@ class TranslationRanking(Objective):
         return self.guided or self.targets == "soft"
 
     @property
+    def shares_targets(self) -> bool:  # type: ignore[override]
+        """Whether pairs with the same target are positives of each other."""
+        return self.positives == "shared_target"
+
+    @property
     def truncatable(self) -> bool:  # type: ignore[override]
         """Whether there is no projection, which has the size of the embeddings."""
         return self.projection == "none"
@@ -174,13 +197,18 @@ class TranslationRanking(Objective):
         losses = []
         for query, candidates in (direction.split("_to_") for direction in directions):
             pool_ph, excluded_bp = pools[candidates], self._excluded(encodings, query, candidates, offset)
+            positive_bp = self._positives(encodings, candidates) if self.shares_targets else None
             if self.own_side:
                 own_bp = self._excluded(encodings, query, query, offset)
                 own_bp.diagonal(offset).fill_(True)
                 pool_ph, excluded_bp = torch.cat([pool_ph, pools[query]]), torch.cat([excluded_bp, own_bp], dim=1)
+                if positive_bp is not None:
+                    positive_bp = torch.cat([positive_bp, self._positives(encodings, query)], dim=1)
             if self.negatives and query == "source":
                 negative_nh, wrong_bn = self._hard_negatives(encodings)
                 pool_ph, excluded_bp = torch.cat([pool_ph, negative_nh]), torch.cat([excluded_bp, wrong_bn], dim=1)
+                if positive_bp is not None:
+                    positive_bp = torch.cat([positive_bp, torch.zeros_like(wrong_bn)], dim=1)
             loss = functional.translation_ranking(
                 rows[query],
                 pool_ph,
@@ -188,6 +216,7 @@ class TranslationRanking(Objective):
                 margin=self.margin,
                 similarity=self.similarity,
                 duplicate_bb=excluded_bp,
+                positive_bb=positive_bp,
                 offset=offset,
                 soft_bb=soft_bb,
                 soft_weight=self.soft_weight,
@@ -204,16 +233,24 @@ class TranslationRanking(Objective):
         They share a side with the ranked pair (``mask_duplicates``), or the original encoder finds them more similar to the
         query than its translation (``guided``).
         """
-        sides = {side: encodings[side].features["text"] for side in ("source", "target")}
-        same = [side[:, None] == self.gathered(side)[None, :] for side in sides.values()]
-        excluded_bp = same[0] | same[1] if self.mask_duplicates else torch.zeros_like(same[0])
+        same_bp = self._same(encodings, "source") | self._same(encodings, "target")
+        excluded_bp = same_bp if self.mask_duplicates or self.shares_targets else torch.zeros_like(same_bp)
         if self.guided:
-            original = {side: self.original(encodings[side]).sentence_bh for side in sides}
+            original = {side: self.original(encodings[side]).sentence_bh for side in ("source", "target")}
             translation_bh = original["target" if query == "source" else "source"]
             limit_b1 = functional.cosines(original[query], translation_bh).diagonal()[:, None]
             cosine_bp = functional.cosines(original[query], self.gathered(original[candidates]))
             excluded_bp = excluded_bp | (cosine_bp > limit_b1)
         return excluded_bp
+
+    def _positives(self, encodings: Mapping[str, Encoding], side: str) -> Tensor:
+        """Mask of the sentences of a side whose pair has the target of the ranked one, without copies, ``(batch, pool)``."""
+        return self._same(encodings, "target") & ~self._same(encodings, side)
+
+    def _same(self, encodings: Mapping[str, Encoding], side: str) -> Tensor:
+        """Whether a sentence of the pool has the same text as that of the ranked pair on this side, ``(batch, pool)``."""
+        text_b = encodings[side].features["text"]
+        return text_b[:, None] == self.gathered(text_b)[None, :]
 
     def _hard_negatives(self, encodings: Mapping[str, Encoding]) -> tuple[Tensor, Tensor]:
         """Embeddings of the negatives, shape ``(n, hidden)``, and a mask of those that a source omits, ``(batch, n)``."""

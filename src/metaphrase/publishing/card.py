@@ -60,7 +60,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             commit), and `origin` and `license` if they are known.
         merge: How the weights were merged: `alpha`, the weight of what training changed (a list with one for each tuned model
             if they differ), `tuned`, names of the models, and `chosen`, how alpha was chosen.
-        debias: How language identity was removed: number of `directions` and of `languages`, and name of the `data`.
+        debias: How language identity was removed: number of `directions` and of `languages`, name of the `data`, and
+            `chosen`, how the number was chosen.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
             pair were trained `toward` which of its embeddings, as in the term `anchor` of the recipe.
         command: The command that reproduces the model.
@@ -351,9 +352,10 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
         return None
     if "languages" not in debias:
         return f"a linear layer projects out {debias['directions']} directions"
+    chosen = f". {debias['chosen']}" if debias.get("chosen") else ""
     return (
         f"a linear layer projects out the {debias['directions']} directions in which the mean embeddings of "
-        f"{debias['languages']} languages differ most, estimated on {debias['data']}"
+        f"{debias['languages']} languages differ most, estimated on {debias['data']}{chosen}"
     )
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from metaphrase.corpus.declaration import articles_of
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import find_folder, load_encoder, split_vectors
-from metaphrase.evaluation.encoding import embed_sides
+from metaphrase.evaluation.encoding import EncodingOptions, embed_sides
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, load_guard_data
+from metaphrase.evaluation.guards import Guard, changes_in_words, choose_alpha, data_guard
+from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
@@ -23,8 +30,15 @@ from metaphrase.publishing.merging import derived_card
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
+#: Numbers that are measured if the number is chosen; with fewer languages, all numbers.
+MEASURED = (10, 20, 30, 40)
 #: Name of the data if none are given. The other articles can measure the result.
 DECLARATION = "udhr, articles with odd numbers"
+RULE = (
+    "The chosen number of directions has the largest gain on the development data among those whose guards hold, at this "
+    "number and at all smaller ones. If none of these gains anything, no direction is removed. A guard holds unless the 95 % "
+    "interval of its difference to the original encoder lies below zero."
+)
 
 
 @checked
@@ -34,7 +48,11 @@ class DebiasOptions:
 
     model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.", first=True)
     output_dir: str = option(help="New folder for the result.", aliases=["-o"])
-    directions: Count = option(DIRECTIONS, "Number of directions to remove, fewer than there are languages.")
+    directions: Count | Literal["auto"] = option(
+        DIRECTIONS,
+        "Number of directions to remove, fewer than there are languages. auto: of 10, 20, 30 and 40, the number with the "
+        "largest gain on --dev for which all guards hold.",
+    )
     data: str | None = option(
         None,
         "Folder of texts xx-en.tsv.gz in many languages, with the same content in each. Default: articles with odd numbers "
@@ -46,6 +64,47 @@ class DebiasOptions:
         "Text before each sentence. Default: none, which serves questions and passages alike. 'auto': the query prompt.",
     )
     batch_size: Count = option(32, "Sentences per forward pass.")
+    dev: str | None = option(
+        None,
+        "With --directions auto: folder of parallel sentences (xx-en.dev.tsv.gz or xx-en.tsv.gz) of several languages. The "
+        "gain is the accuracy with which a translation is found in one pool of the sentences of all languages.",
+    )
+    guard: list[str] = option(
+        [], f"With --directions auto: folders of data on which the result must not get worse: {GUARD_FOLDERS}."
+    )
+    max_items: Count = option(
+        300, "With --directions auto: maximum number of pairs, or sentences, of a language in each folder."
+    )
+
+
+@dataclass(frozen=True)
+class DirectionsCurve:
+    """Gain and cost of the removal of several numbers of directions.
+
+    Attributes:
+        directions: The chosen number; 0 if none gains anything without a loss.
+        gain: Name of the data of the gain.
+        points: For each number its ``directions``, its ``gain``, its ``guards`` by name, as
+            `metaphrase.evaluation.guards.Guard.measure` returns them, and whether all of them ``hold``.
+        rule: How the number was chosen.
+    """
+
+    directions: int
+    gain: str
+    points: list[dict[str, Any]]
+    rule: str = RULE
+
+    def __str__(self) -> str:
+        """The choice in words; if nothing can be gained without a loss, with gain and cost of each number."""
+        if self.directions:
+            chosen = next(point for point in self.points if point["directions"] == self.directions)
+            return f"{self.directions} directions were chosen: {changes_in_words(self.gain, chosen)}."
+        costs = "; ".join(
+            f"{point['directions']} directions: {changes_in_words(self.gain, point)}"
+            for point in self.points
+            if point["directions"]
+        )
+        return f"Nothing can be gained without a loss. Gain and cost: {costs}."
 
 
 @dataclass(frozen=True)
@@ -54,22 +113,25 @@ class Debiasing:
 
     Attributes:
         model: Name of the original model.
-        output_dir: Folder of the result.
+        output_dir: Folder of the result; None if the number of directions was to be chosen, and none gains anything without a
+            loss.
         directions: Number of directions that were removed.
         share: Their share of the variance of the languages' means.
         languages: Languages that they were estimated on.
         texts: Number of texts.
         data: Name of the folder of the texts.
+        curve: Gain and cost by number of directions, if it was chosen; see `DirectionsCurve`.
         versions: Versions of the packages.
     """
 
     model: str
-    output_dir: str
+    output_dir: str | None
     directions: int
     share: float
     languages: list[str]
     texts: int
     data: str
+    curve: dict[str, Any] | None
     versions: dict[str, str]
 
 
@@ -100,11 +162,56 @@ def debias(
         UsageError: The languages do not differ in so many directions.
         NonFiniteError: An embedding is NaN or infinite.
     """
-    with model.truncate_embeddings(None):  # the directions are removed before embeddings are truncated
-        sides = embed_sides(model, texts.values(), prompt=prompt, batch_size=batch_size, show_progress=show_progress)
-    embeddings = {language: torch.from_numpy(one_nh) for language, one_nh in zip(texts, sides, strict=True)}
-    direction_kh, share = language_directions(embeddings, directions)
+    encoding: EncodingOptions = {"prompt": prompt, "batch_size": batch_size, "show_progress": show_progress}
+    direction_kh, share = language_directions(_embedded(model, texts, encoding), directions)
     return without_directions(model, direction_kh), share
+
+
+def _embedded(
+    model: SentenceTransformer, texts: Mapping[str, Sequence[str]], encoding: EncodingOptions
+) -> dict[str, Tensor]:
+    """Embeddings of the texts of each language, shape ``(texts, hidden)``."""
+    with model.truncate_embeddings(None):  # the directions are removed before embeddings are truncated
+        sides = embed_sides(model, texts.values(), **encoding)
+        return {language: torch.from_numpy(one_nh) for language, one_nh in zip(texts, sides, strict=True)}
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """The removal of a number of directions, estimated on embeddings of each language."""
+
+    embeddings: Mapping[str, Tensor]
+
+    def apply(self, base: SentenceTransformer, alpha: float) -> SentenceTransformer:
+        """The model without the first directions."""
+        return without_directions(base, language_directions(self.embeddings, int(alpha))[0])
+
+
+def choose_directions(
+    model: SentenceTransformer, embeddings: Mapping[str, Tensor], gain: Guard, guards: Sequence[Guard]
+) -> DirectionsCurve:
+    """Measure gain and cost of the removal of several numbers of directions, and choose one by `RULE`.
+
+    Args:
+        model: The model, with which the guards were made. It does not change.
+        embeddings: Embeddings of each language, see `metaphrase.encoders.debiasing.language_directions`.
+        gain: Measurement that should improve, such as retrieval from one pool of several languages.
+        guards: Measurements that must not get worse. Similarity structure is no such measurement: it does not count what is
+            projected out.
+
+    Raises:
+        UsageError: There is one language only.
+    """
+    most = min(len(embeddings), *(one_nh.shape[1] for one_nh in embeddings.values())) - 1
+    numbers = [number for number in MEASURED if number <= most] or list(range(1, most + 1))
+    if not numbers:
+        raise UsageError("One language has no direction of language identity. Pass texts in several languages.")
+    curve = choose_alpha(model, _Removal(embeddings), gain, guards, alphas=numbers)
+    points = [
+        {"directions": int(point["alpha"]), **{key: value for key, value in point.items() if key != "alpha"}}
+        for point in curve.points
+    ]
+    return DirectionsCurve(int(curve.alpha) if curve.gains else 0, curve.gain, points)
 
 
 def parallel_texts(folder: Path | None = None, split: str | None = None) -> dict[str, Sequence[str]]:
@@ -133,49 +240,100 @@ def write_debiased(
         show_progress: Show a progress bar.
 
     Raises:
-        UsageError: The folder exists, or the languages do not differ in so many directions.
-        MissingFileError: The folder of texts does not exist, or has no texts.
+        UsageError: The folder exists, the languages do not differ in so many directions, or the number of directions is to be
+            chosen without data that show gain and loss.
+        MissingFileError: A folder does not exist, or has no texts or data.
     """
     check_destination(options.output_dir)
+    _check(options)
+    measured = _measured(options) if options.directions == "auto" else []
     folder = None if options.data is None else Path(options.data)
     texts = parallel_texts(folder, options.split)
     model = load_encoder(options.model)
     count = sum(map(len, texts.values()))
     notify(f"Embedding {count:,} texts in {len(texts)} languages …")
-    debiased, share = debias(
-        model,
-        texts,
-        options.directions,
-        prompt=options.prompt,
-        batch_size=options.batch_size,
-        show_progress=show_progress,
-    )
+    encoding: EncodingOptions = {
+        "prompt": options.prompt,
+        "batch_size": options.batch_size,
+        "show_progress": show_progress,
+    }
+    embeddings = _embedded(model, texts, encoding)
+    directions, curve = options.directions, None
+    if directions == "auto":
+        notify("Measuring gain and guards for several numbers of directions …")
+        gain, *guards = (data_guard(model, one, **encoding) for one in measured)
+        curve = choose_directions(model, embeddings, gain, guards)
+        directions = curve.directions
+    direction_kh, share = language_directions(embeddings, directions) if directions else (None, 0.0)
     result = Debiasing(
         model=options.model,
-        output_dir=options.output_dir,
-        directions=options.directions,
+        output_dir=options.output_dir if directions else None,
+        directions=directions,
         share=share,
         languages=sorted(texts),
         texts=count,
         data=DECLARATION if folder is None else folder.resolve().name,
+        curve=None if curve is None else asdict(curve),
         versions=versions(),
     )
+    if direction_kh is None:
+        return result
     source = find_folder(split_vectors(options.model)[0])[1]
     card = derived_card(
         model,
         options.model,
-        debias={"directions": result.directions, "languages": len(texts), "data": result.data},
+        debias={
+            "directions": directions,
+            "languages": len(texts),
+            "data": result.data,
+            **({} if curve is None else {"chosen": str(curve)}),
+        },
         command=command,
     )
-    with drafted(debiased, options.output_dir, source=source, card=card) as draft:
+    with drafted(without_directions(model, direction_kh), options.output_dir, source=source, card=card) as draft:
         draft.publish()
     return result
 
 
+def _measured(options: DebiasOptions) -> list[LabelledData]:
+    """The development pairs, whose translations are found in one pool of all languages, and the data of the guards."""
+    pairs = load_guard_data(str(options.dev), max_items=options.max_items)
+    if not all(isinstance(one, ParallelSet) for one in pairs.sets.values()):
+        raise UsageError(
+            f"--dev {options.dev} must be a folder of parallel sentences, xx-en.dev.tsv.gz or xx-en.tsv.gz. Pass other data "
+            "with --guard."
+        )
+    guards = [load_guard_data(folder, max_items=options.max_items) for folder in options.guard]
+    return [replace(pairs, evaluate=partial(evaluate_retrieval, one_pool=True)), *guards]
+
+
+def _check(options: DebiasOptions) -> None:
+    """Refuse a number of directions that is chosen without data, and data that choose nothing."""
+    if options.directions != "auto":
+        if options.dev or options.guard:
+            raise UsageError(
+                "--dev and --guard choose the number of directions. Pass them with --directions auto, or omit them."
+            )
+        return
+    if options.dev is None or not options.guard:
+        raise UsageError(
+            "--directions auto needs data that show the gain and the loss. Pass a folder of parallel sentences with --dev, "
+            "and folders of other data with --guard."
+        )
+    names = [Path(folder).resolve().name for folder in (options.dev, *options.guard)]
+    if len(set(names)) < len(names):
+        raise UsageError(
+            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one, so that their results differ."
+        )
+
+
 def describe(result: Debiasing) -> str:
-    """A sentence about what was written."""
+    """Sentences about the choice and about what was written."""
+    chosen = "" if result.curve is None else f"{DirectionsCurve(**result.curve)} "
+    if result.output_dir is None:
+        return f"{chosen}Nothing was written."
     return (
-        f"Wrote {result.output_dir}: {result.model} without the {result.directions} directions that hold "
+        f"{chosen}Wrote {result.output_dir}: {result.model} without the {result.directions} directions that hold "
         f"{100 * result.share:.1f} % of the variance of the mean embeddings of {len(result.languages)} languages. "
         f"{how_to_load(result.output_dir)}"
     )

@@ -44,6 +44,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
     Attributes:
         head_learning_rate: Learning rate of the objectives' heads; None uses ``learning_rate``.
+        weight_decay_toward: ``"zero"``, or ``"start"``: weight decay pulls the encoder toward its weights at the start of
+            training, of which it holds a copy; heads still decay toward zero.
         packing: Run the encoder without padding if it supports this.
         effective_batch_size: Number of pairs that are ranked against each other, over all processes. Sets
             ``per_device_train_batch_size``.
@@ -52,7 +54,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             memory and one more forward pass. If a step runs out of memory, the value is set or halved automatically and
             the step is repeated.
         batches: ``"mixed"``, or ``"language"``: all pairs of a batch are in the same languages, so that the language of a
-            sentence does not give its translation away.
+            sentence does not give its translation away. ``"shared_target"``: pairs with the same target come together, for
+            objectives that treat them as positives of each other.
         max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
             Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
             allowed, because the gradient scaler searches for its scale.
@@ -70,6 +73,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     head_learning_rate: AtLeast0 | None = option(
         None, "Learning rate of the objectives' heads; default: learning_rate."
     )
+    weight_decay_toward: Literal["zero", "start"] = option(
+        "zero", "Weights that --weight_decay pulls the encoder toward. zero, or start: those before training."
+    )
     packing: bool = option(True, "Run the encoder without padding: faster, with the same result.")
     effective_batch_size: Count | None = option(
         None, "Pairs ranked against each other, over all processes; replaces the batch size per device."
@@ -79,8 +85,10 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
         "memory.",
     )
-    batches: Literal["mixed", "language"] = option(
-        "mixed", "Pairs of a batch. mixed: of all languages; language: of one, with harder negatives."
+    batches: Literal["mixed", "language", "shared_target"] = option(
+        "mixed",
+        "Pairs of a batch. mixed: of all languages; language: of one, with harder negatives; shared_target: pairs with the "
+        "same target together, for 'tr' with 'positives: shared_target'.",
     )
     bf16: bool | None = option(
         False, "Compute in bfloat16, if the device supports it. null in a file: on a CPU, if a trial step is faster."
@@ -146,6 +154,7 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         raise UsageError(
             "A bitext has no labels to group batches by. Set batch_sampler to 'no_duplicates', or omit it."
         )
+    _check_shared_targets(args, [name for name, objective in objectives.items() if objective.shares_targets])
     size, processes = args.per_device_train_batch_size, args.world_size
     alone = [
         name
@@ -157,6 +166,21 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
             f"{', '.join(alone)} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
             "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size, or "
             "effective_batch_size, to at least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
+        )
+
+
+def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Sequence[str]) -> None:
+    """Refuse a sampler that keeps pairs with the same target apart, if batches or objectives need them together."""
+    sampler = getattr(args.batch_sampler, "value", args.batch_sampler)
+    if args.batches == "shared_target" and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+        raise UsageError(
+            "'batches: shared_target' puts pairs with the same target into one batch, and requires batch_sampler "
+            f"'batch_sampler', but it is {sampler!r}. Change one of them."
+        )
+    if objectives and args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
+        raise UsageError(
+            f"The positives of {', '.join(objectives)} are pairs with the same target, which are never in one batch with "
+            f"batch_sampler {sampler!r}. Set batches to 'shared_target' and batch_sampler to 'batch_sampler'."
         )
 
 

@@ -40,13 +40,14 @@ SETTINGS: dict[str, Any] = {
     )
 } | {
     "head_learning_rate": AtLeast0 | None,
+    "weight_decay_toward": Literal["zero", "start"],
     "lr_scheduler_type": Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
     ],
     "optim": Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"],
     "effective_batch_size": Count | None,
     "micro_batch_size": Count | None,
-    "batches": Literal["mixed", "language"],
+    "batches": Literal["mixed", "language", "shared_target"],
     "batch_sampler": Literal["batch_sampler", "no_duplicates", "no_duplicates_hashed"],
     "max_skipped_steps": Count,
     "bf16": bool | None,

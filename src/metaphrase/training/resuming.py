@@ -39,6 +39,7 @@ from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.distributed import from_first_process
 from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.weight_decay import DecayTowardStart
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,10 @@ class RunFacts:
     The encoder of the loss is not yet wrapped for distributed training.
     """
 
-    def __init__(self, loss: AlignmentLoss, args: AlignmentTrainingArguments) -> None:
-        self._loss, self._args = loss, args
+    def __init__(
+        self, loss: AlignmentLoss, args: AlignmentTrainingArguments, decay: DecayTowardStart | None = None
+    ) -> None:
+        self._loss, self._args, self._decay = loss, args, decay
         self._model = loss.model
         self._digested: tuple[Any, str | None] = (None, None)  # a data set and its digest
 
@@ -103,8 +106,8 @@ class RunFacts:
 
     @cached_property
     def _original_facts(self) -> dict[str, str]:
-        """The frozen models that objectives compare with, which the checkpoint does not contain."""
-        facts = {}
+        """What a checkpoint does not contain: frozen models that objectives compare with, and the start of weight decay."""
+        facts = {} if self._decay is None else {"start": self._decay.digest[:16]}
         for objective in self._loss.objectives.values():
             original: Any = getattr(objective, "original", None)
             teacher: Any = getattr(objective, "teacher", None)

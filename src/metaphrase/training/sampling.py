@@ -1,4 +1,4 @@
-"""Batches of pairs in one language."""
+"""Batches of pairs in one language, and of pairs that share targets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from sentence_transformers.base.sampler import DefaultBatchSampler
 
 from metaphrase.exceptions import UsageError
 
+#: Columns besides the two sentences that a kind of batches needs; mixed batches support streams, too.
+_COLUMNS: dict[str, tuple[str, ...]] = {"language": ("source_lang", "target_lang"), "shared_target": ()}
+
 
 def check_data(dataset: Any, name: str) -> None:
     """Refuse data that are not data sets of the library `datasets`."""
@@ -24,15 +27,24 @@ def check_data(dataset: Any, name: str) -> None:
             )
 
 
-def check_languages(dataset: Any, name: str, *, streams: bool = False) -> None:
-    """Refuse data whose languages are unknown, before they are read."""
+def check_batches(batches: str, dataset: Any, name: str, *, streams: bool = False) -> None:
+    """Refuse data that do not support a kind of batches, before they are read.
+
+    Batches of one language need the languages of the pairs. Streams, which have no sampler, support mixed batches only;
+    with ``streams``, their batches are mixed whatever the kind.
+    """
+    if (columns := _COLUMNS.get(batches)) is None:
+        return
     for part in _parts_of(dataset):
         if streams and isinstance(part, IterableDataset):
             continue
-        if not isinstance(part, Dataset) or not {"source_lang", "target_lang"} <= set(part.column_names):
+        if not isinstance(part, Dataset) or not set(columns) <= set(part.column_names):
+            needed, found = "", "is a stream"
+            if columns:
+                needed, found = ", with the columns 'source_lang' and 'target_lang'", "lacks these or is a stream"
             raise UsageError(
-                f"'batches: language' requires data that are not a stream, with the columns 'source_lang' and 'target_lang', "
-                f"but `{name}` lacks these or is a stream. Load the corpus without streaming, or set 'batches' to 'mixed'."
+                f"'batches: {batches}' requires data that are not a stream{needed}, but `{name}` {found}. Load the corpus "
+                "without streaming, or set 'batches' to 'mixed'."
             )
 
 
@@ -99,3 +111,37 @@ class LanguageBatchSampler(DefaultBatchSampler):
             sampler.set_epoch(self.epoch)
         for batch in sampler:
             yield [rows[at] for at in batch]
+
+
+class SharedTargetBatchSampler(DefaultBatchSampler):
+    """Batches in which pairs with the same target come together, such as its translations into several languages.
+
+    The pairs of a target form groups of at most a quarter of a batch, or two, so that a batch has other targets too. The
+    groups follow each other in random order, and the end of a batch may divide one. Every pair is in one batch of an epoch.
+    The batches of an epoch depend on the seed and its number only.
+    """
+
+    generator: torch.Generator
+
+    def __init__(
+        self, dataset: Dataset, *, batch_size: int, drop_last: bool, generator: torch.Generator, seed: int, **_: Any
+    ) -> None:
+        super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, generator=generator, seed=seed)
+        numbers: dict[str, int] = {}
+        self._targets = np.array([numbers.setdefault(text, len(numbers)) for text in dataset["target"]], dtype=np.int64)
+
+    def __len__(self) -> int:
+        rows = len(self._targets)
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.generator.manual_seed(self.seed + self.epoch)
+        pairs: dict[int, list[int]] = {}
+        for row in torch.randperm(len(self._targets), generator=self.generator).tolist():
+            pairs.setdefault(int(self._targets[row]), []).append(row)
+        most = max(2, self.batch_size // 4)
+        groups = [rows[at : at + most] for rows in pairs.values() for at in range(0, len(rows), most)]
+        order = torch.randperm(len(groups), generator=self.generator).tolist()
+        rows = [row for group in order for row in groups[group]]
+        for at in range(0, len(self) * self.batch_size, self.batch_size):
+            yield rows[at : at + self.batch_size]

@@ -38,8 +38,9 @@ from metaphrase.training.fault_tolerance import (
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
-from metaphrase.training.sampling import LanguageBatchSampler, check_data, check_languages
+from metaphrase.training.sampling import LanguageBatchSampler, SharedTargetBatchSampler, check_batches, check_data
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
+from metaphrase.training.weight_decay import decay_toward_start
 
 #: Pattern of the heads' parameters in the loss.
 HEAD_PARAMETERS = r"^heads\."
@@ -112,9 +113,8 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
                 f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
                 f"{type(self.data_collator).__name__}. Omit it."
             )
-        if self.args.batches == "language":
-            check_languages(train_dataset, "train_dataset")
-            check_languages(eval_dataset, "eval_dataset", streams=True)
+        check_batches(self.args.batches, train_dataset, "train_dataset")
+        check_batches(self.args.batches, eval_dataset, "eval_dataset", streams=True)
         self._learning_rates = dict(self.args.learning_rate_mapping)
         self._steps = StepGuard(self.args)
         self.use_loss(loss)
@@ -124,14 +124,18 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         """Adopt a loss whose encoder is trained."""
         self.alignment_loss = loss
         loss.micro_batch_size = self.args.micro_batch_size
-        self._run_facts = RunFacts(loss, self.args)
+        self._decay = decay_toward_start(loss.model, self.args)
+        self._run_facts = RunFacts(loss, self.args, self._decay)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimiser, with the learning rate of the heads."""
+        """The optimiser, with the learning rate of the heads and the requested weight decay."""
         rates = {HEAD_PARAMETERS: self.args.head_learning_rate}
         has_own = self.args.head_learning_rate is not None and self.head_parameters()
         self.args.learning_rate_mapping = (rates if has_own else {}) | self._learning_rates
-        return super().create_optimizer(*args, **kwargs)
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self._decay is not None:
+            self._decay.attach(optimizer)
+        return optimizer
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Trainable parameters of the objectives' heads."""
@@ -146,8 +150,10 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         return ResumableCollator(model.tokenizer, self.alignment_loss.views, seed=args.seed)
 
     def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
-        """The sampler of the batches: of one language each, if requested."""
+        """The sampler of the batches: of one language each, or of pairs that share targets, if requested."""
         kwargs["seed"] = self._data_seed
+        if self.args.batches == "shared_target":
+            return SharedTargetBatchSampler(dataset, *args, **kwargs)
         if self.args.batches == "language":
             return LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
         return self._batch_sampler_of(dataset, *args, **kwargs)
