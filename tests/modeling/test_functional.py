@@ -66,9 +66,7 @@ def test_several_positives_match_loop(margin, offset):
     (source, _), (target, _) = pair(3, 4), pair(5, 4, seed=1)
     excluded = torch.tensor([[0, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
     settings = {"margin": margin, "temperature": 0.5}
-    fast = translation_ranking(
-        source, target, positive_bb=POSITIVES, duplicate_bb=excluded, offset=offset, **settings
-    )
+    fast = translation_ranking(source, target, positive_bb=POSITIVES, duplicate_bb=excluded, offset=offset, **settings)
     positives = [{i + offset, *row.nonzero().flatten().tolist()} for i, row in enumerate(POSITIVES)]
     left_out = [set(row.nonzero().flatten().tolist()) for row in excluded]
     slow = several_positives_loop(source, target, positives, left_out, **settings)

@@ -276,7 +276,10 @@ def positives_by_text(rows, query, *, own_side):
         for at, (side, j) in enumerate(pool):
             if at == i:
                 continue
-            if rows[j][side] in (pair["source"], pair["target"]):  # a copy of the translation or of the sentence itself
+            if rows[j][side] in (
+                pair["source"],
+                pair["target"],
+            ):  # a copy of the translation or of the sentence itself
                 excluded[i].add(at)
             elif rows[j]["target"] == pair["target"]:
                 positives[i].add(at)

@@ -174,7 +174,12 @@ def shared():
 
 def with_shared_targets(dataset, *, epoch=0, drop_last=False, batch_size=16):
     sampler = SharedTargetBatchSampler(
-        dataset, batch_size=batch_size, drop_last=drop_last, generator=torch.Generator(), seed=5, valid_label_columns=None
+        dataset,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        generator=torch.Generator(),
+        seed=5,
+        valid_label_columns=None,
     )
     sampler.set_epoch(epoch)
     return sampler
@@ -187,7 +192,9 @@ def test_pairs_with_the_same_target_come_together(shared):
     assert len(with_shared_targets(shared)) == 10
     counts = [Counter(shared[row]["target"] for row in batch) for batch in batches]
     together = sum(any(count[f"shared {i}"] >= 4 for count in counts) for i in range(10))
-    assert together >= 4  # the end of a batch divides some of them; at random, four of five are in one batch very rarely
+    assert (
+        together >= 4
+    )  # the end of a batch divides some of them; at random, four of five are in one batch very rarely
     assert max(len([one for one in count if one.startswith("shared")]) for count in counts) > 1
     assert all(len(count) > 1 for count in counts)  # "often" does not fill batches
 
@@ -213,7 +220,9 @@ def test_a_resumed_run_sees_the_same_shared_targets(train):
 def test_settings_that_keep_shared_targets_apart_are_refused(train):
     with pytest.raises(UsageError, match="requires batch_sampler 'batch_sampler', but it is 'no_duplicates'"):
         train("refused", batches="shared_target")
-    with pytest.raises(UsageError, match="'batches: shared_target' requires data that are not a stream, but `train_dataset`"):
+    with pytest.raises(
+        UsageError, match="'batches: shared_target' requires data that are not a stream, but `train_dataset`"
+    ):
         train("refused", batches="shared_target", sampler="batch_sampler", data=pairs().to_iterable_dataset())
     terms = [{"objective": "tr", "args": {"direction": "symmetric", "positives": "shared_target"}}]
     objectives = Recipe.from_dict({"name": "shared", "terms": terms}).objectives()

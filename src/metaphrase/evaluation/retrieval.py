@@ -157,8 +157,8 @@ def pooled_hits(
     texts_of: dict[str, set[str]] = {}
     for language, both in embeddings.items():
         one = sets[language]
-        for texts, side_nh in zip((one.sources, one.targets), both, strict=True):
-            for text, target, row_h in zip(texts, one.targets, side_nh, strict=True):
+        for side, side_nh in zip((one.sources, one.targets), both, strict=True):
+            for text, target, row_h in zip(side, one.targets, side_nh, strict=True):
                 row_of.setdefault(text, row_h)
                 targets_of.setdefault(text, set()).add(target)
                 texts_of.setdefault(target, set()).add(text)

@@ -29,7 +29,7 @@ VOCABULARY_BLOCK = 16_384
 BLOCK_LOGITS = 2**27
 
 
-def translation_ranking(
+def translation_ranking(  # noqa: PLR0913 - options of one equation, by keyword
     source_bh: Tensor,
     target_bh: Tensor,
     *,
@@ -105,8 +105,8 @@ def translation_ranking(
     if direction != "target_to_source":
         losses.append(_cross_entropy(logits_bb, labels_b, several_bb, soft_bb, soft_weight))
     if direction != "source_to_target":
-        turned = (None if one is None else one.T for one in (several_bb, soft_bb))
-        losses.append(_cross_entropy(logits_bb.T, labels_b, *turned, soft_weight))
+        several_tb, soft_tb = (None if one is None else one.T for one in (several_bb, soft_bb))
+        losses.append(_cross_entropy(logits_bb.T, labels_b, several_tb, soft_tb, soft_weight))
     return torch.stack(losses).mean()
 
 

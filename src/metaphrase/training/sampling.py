@@ -128,7 +128,9 @@ class SharedTargetBatchSampler(DefaultBatchSampler):
     ) -> None:
         super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, generator=generator, seed=seed)
         numbers: dict[str, int] = {}
-        self._targets = np.array([numbers.setdefault(text, len(numbers)) for text in dataset["target"]], dtype=np.int64)
+        self._targets = np.array(
+            [numbers.setdefault(text, len(numbers)) for text in dataset["target"]], dtype=np.int64
+        )
 
     def __len__(self) -> int:
         rows = len(self._targets)
