@@ -37,13 +37,13 @@ from metaphrase.io.redaction import without_tokens
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
 from metaphrase.objectives.vocabulary import Transform, Vocabulary
-from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.arguments import WITHOUT_EFFECT, AlignmentTrainingArguments
 from metaphrase.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-#: Options that change what is shown during training, and nothing else.
-_SHOWN = ("disable_tqdm", "report_to")
+#: Options without an effect on the release: what is shown during training, and what alignment does not use.
+_WITHOUT_EFFECT = {"disable_tqdm", "report_to", *WITHOUT_EFFECT}
 
 #: Values of ``clean``.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
@@ -210,7 +210,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         {'recipe': 'tr', 'corpus': ['pairs.tsv'], 'output_dir': 'runs/sw', 'max_steps': 300}
         """
         changed = changed_options(self, self._defaults(), "recipe")
-        return {name: _as_data(value) for name, value in changed.items() if name not in _SHOWN}
+        return {name: _as_data(value) for name, value in changed.items() if name not in _WITHOUT_EFFECT}
 
     def _defaults(self) -> RunConfig:
         """The configuration with the recipe's settings and defaults only."""
@@ -255,13 +255,18 @@ def flags_of(config: Any, plain: Any, *always: str) -> list[str]:
 
 
 def changed_options(config: Any, plain: Any, *always: str) -> dict[str, Any]:
-    """The options of a configuration that differ from another one, and the options ``always``; without tokens."""
-    options = {one.name: getattr(config, one.name, None) for one in fields(config) if one.init}
-    return {
-        name: value
-        for name, value in options.items()
-        if (name in always or value != getattr(plain, name, None)) and not name.endswith("_token")
-    }
+    """The options of a configuration that differ from another one, and the options ``always``; without tokens.
+
+    None and empty text do not differ: the command line has one for the other.
+    """
+
+    def given(configured: Any, name: str) -> Any:
+        value = getattr(configured, name, None)
+        return None if value == "" else value
+
+    names = [one.name for one in fields(config) if one.init and not one.name.endswith("_token")]
+    changed = [name for name in names if name in always or given(config, name) != given(plain, name)]
+    return {name: given(config, name) for name in changed}
 
 
 def refuse_token(settings: Mapping[str, Any]) -> None:

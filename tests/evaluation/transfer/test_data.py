@@ -57,7 +57,7 @@ def test_no_file_is_read_twice(tmp_path, fault):
     line = "a\tb\tentailment\n"
     (tmp_path / "dev-en.tsv").write_text(line, encoding="utf-8")
     (tmp_path / "dev-en.tsv.gz").write_bytes(gzip.compress(line.encode()))
-    with pytest.raises(ValueError, match=r"dev-en\.tsv and \S+/dev-en\.tsv\.gz are one text"):
+    with pytest.raises(ValueError, match=r"dev-en\.tsv and \S+/dev-en\.tsv\.gz contain the same text"):
         read_languages(str(tmp_path), XNLI, split="dev")
     fault("C12", "data of fine-tuning with and without compression", tried=1, survived=1)
 
