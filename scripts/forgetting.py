@@ -422,10 +422,9 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def correlation(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
-    """Pearson correlation of similarity structure with another measure; NaN for fewer than three encoders."""
-    if len(rows) < 3:
-        return float("nan")
-    return float(np.corrcoef([[row["structure"] for row in rows], [row[measure] for row in rows]])[0, 1])
+    """Pearson correlation of similarity structure with another measure; NaN if one of them does not vary."""
+    both = np.array([[row[key] for row in rows] for key in ("structure", measure)])
+    return float(np.corrcoef(both)[0, 1]) if rows and both.std(axis=1).all() else float("nan")
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -196,7 +196,7 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"train_aligner: {error}", file=sys.stderr)
         return 2
-    settings |= {"bitext": {path.name: file_sha256(path) for path in sorted((output / "bitext-1").iterdir())}}
+    settings |= {"bitext": {path.name: file_sha256(path) for path in sorted((output / "bitext-1").glob("*"))}}
     content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
     write_json(RESULTS if options.keep else output / "results.json", content | {"hardware": hardware()})
     return 0

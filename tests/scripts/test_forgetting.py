@@ -201,3 +201,12 @@ def test_the_plot_shows_every_encoder(script, tmp_path):
     ]
     script.plot(rows, tmp_path / "plots" / "frontier.svg")
     assert "own side" in (tmp_path / "plots" / "frontier.svg").read_text()
+
+
+def test_structure_predicts_what_varies_with_it(script):
+    rows = [
+        {"directions": 0, "structure": 80.0 + 5 * at, "similarity": 70.0 + at, "answers_in_own_language": 75.0}
+        for at in range(4)
+    ]
+    (line,) = [one for one in script.prediction(rows).splitlines() if one.startswith("| 0 |")]
+    assert line == "| 0 | 4, 2 | 1.00 | 1.00 | nan | nan |"
