@@ -125,7 +125,7 @@ def _collides(text: str, edit: Edit) -> bool:
 def _value(number: str) -> float:
     """Value of a number in digits or words, or of an ordinal; NaN for other text."""
     word = number.rstrip(".,").lower()
-    digits = re.fullmatch(r"([0-9][0-9,]*(?:\.[0-9]+)?)(?:st|nd|rd|th)?", word)
+    digits = re.fullmatch(r"([0-9][0-9,]*(?:\.[0-9]+)?)(?:st|[nr]d|th)?", word)
     return float(digits[1].replace(",", "")) if digits else _VALUES.get(word, math.nan)
 
 
