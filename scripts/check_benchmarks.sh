@@ -9,14 +9,13 @@ data=$(realpath "$1") output=${2:-out/check} here=$(dirname "$0")
 mkdir -p "$output"/{data,xsimpp}
 for name in sib200 xquad-r alignment-gold; do ln -sfn "$data/$name" "$output/data/$name"; done
 ln -sfn "$data/tatoeba" "$output/xsimpp/tatoeba"
-evaluate() {  # suite, folder, languages
-    "$bin"metaphrase evaluate starter --suite "$1" --data "$output/$2" ${3:+--languages $3} --prompt none \
-        --output "$output/$1.json"
+evaluate() {  # suite, folder, other options
+    "$bin"metaphrase evaluate starter --suite "$1" --data "$output/$2" --output "$output/$1.json" "${@:3}"
 }
-evaluate sib200 data "de sw"
-evaluate answer-retrieval data "de en"
-evaluate word-alignment data ""
-evaluate xsim++ xsimpp "de"
+evaluate sib200 data --prompt none --languages de sw
+evaluate answer-retrieval data --prompt none --languages de en
+evaluate word-alignment data
+evaluate xsim++ xsimpp --prompt none --languages de
 "$bin"python - "$output" <<'PYTHON'
 import gzip, sys
 from pathlib import Path
