@@ -9,7 +9,12 @@ from scipy.stats import spearmanr
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.result import Result
-from metaphrase.evaluation.similarity_structure import LANGUAGES, similarity_structure, structure_texts
+from metaphrase.evaluation.similarity_structure import (
+    LANGUAGES,
+    kept_structure,
+    similarity_structure,
+    structure_texts,
+)
 from metaphrase.exceptions import DataError
 
 TEXTS = {"xx": [f"x{at}" for at in range(12)], "yy": [f"y{at}" for at in range(9)]}
@@ -123,3 +128,14 @@ def test_texts_are_packaged():
     assert all(len(set(one)) > 50 for one in texts.values())
     assert len(texts["en"]) == 300
     assert structure_texts(["sw"], english=0).keys() == {"sw"}
+
+
+def test_the_structure_of_languages_is_their_mean():
+    before = np.random.default_rng(0).normal(size=(6, 8))
+    after = before + np.random.default_rng(1).normal(size=(6, 8))
+    upper = np.triu_indices(6, 1)
+    cosines = [(one @ one.T)[upper] for one in (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (before, after))]
+    expected = 100 * spearmanr(*cosines).statistic
+    assert kept_structure([before], [after]) == pytest.approx(expected)
+    assert kept_structure([before, before], [after, 3 * before]) == pytest.approx((expected + 100) / 2)
+    assert kept_structure([before[:2]], [after[:2]]) == 100
