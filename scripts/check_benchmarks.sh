@@ -13,7 +13,7 @@ evaluate() {  # suite, folder, other options
     "$bin"metaphrase evaluate starter --suite "$1" --data "$output/$2" --output "$output/$1.json" "${@:3}"
 }
 evaluate sib200 data --prompt none --languages de sw
-evaluate answer-retrieval data --prompt none --languages de en
+evaluate answer-retrieval data --prompt none --languages de en --answer_text sentence
 evaluate word-alignment data
 evaluate xsim++ xsimpp --prompt none --languages de
 "$bin"python - "$output" <<'PYTHON'

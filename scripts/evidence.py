@@ -201,7 +201,7 @@ class Evidence:
     @cached_property
     def settings(self) -> Settings:
         """How benchmarks are measured."""
-        return Settings(trained_languages=self.languages)
+        return Settings(trained_languages=self.languages, answer_text="sentence")
 
     @cached_property
     def tiers(self) -> list[list[Benchmark]]:

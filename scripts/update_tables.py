@@ -181,6 +181,8 @@ GROUPS = {group: f"the {group}" for group in ("36", "14", "8", "5", "4")} | {
 def keep_suites(results: Sequence[Path], path: Path) -> None:
     """Store average scores of the baseline and the release, and the significance tests between them.
 
+    They are added to stored results of the same encoders.
+
     Args:
         results: Results of suites with the same two encoders.
         path: File to write.
@@ -219,6 +221,12 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         "hardware": next(iter(parts["after"].values()))["hardware"],
         "versions": content["versions"],
     }
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if stored.get("hashes") == kept["hashes"]:
+        kept["scores"] = stored["scores"] | kept["scores"]
+        kept["suites"] = list(dict.fromkeys(stored["suites"] + kept["suites"]))
+        kept["minutes"] = {side: stored["minutes"][side] + minutes for side, minutes in kept["minutes"].items()}
+        kept |= {key: stored[key] for key in ("skipped", "failed")}
     write_results(path, kept, lambda one: {"scores": set(one["scores"])})
 
 
@@ -319,8 +327,27 @@ def sib200_table(content: dict[str, Any]) -> str:
     return "\n".join([*lines, *footnotes(lines)])
 
 
+def xsimpp_table(content: dict[str, Any]) -> str:
+    """Format the errors of xsim++ by kind of distractor: a row for each data set and encoder."""
+    scores = {name: one for name, one in content["scores"].items() if "without distractors" in one["after"]}
+    kinds = list(dict.fromkeys(kind for one in scores.values() for kind in one["after"]))
+    kinds = ["average", *(kind for kind in kinds if kind not in ("average", "unlearned"))]
+    heads = ["all" if kind == "average" else kind.removesuffix(" distractors") for kind in kinds]
+    lines = [f"| data | encoder | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(kinds)}"]
+    for name, one in scores.items():
+        for side, encoder in zip(SIDES, ("starter", "release"), strict=True):
+            cells = [f"{one[side][kind]['score']:.1f}" if kind in one[side] else "" for kind in kinds]
+            lines.append(
+                f"| {name.removesuffix(' xsim++')} | {encoder}{prompt_mark(one, side)} | {' | '.join(cells)} |"
+            )
+    return "\n".join([*lines, *footnotes(lines)])
+
+
 def keep_durations(results: Sequence[Path], path: Path) -> None:
-    """Add how long suites took to the stored durations; they replace those of the same encoder and suite."""
+    """Add how long suites took to the stored durations.
+
+    They replace those of the same encoder. A part of ``--suite all`` replaces only what it measured.
+    """
     runs = {}
     for run in json.loads(path.read_text(encoding="utf-8")) if path.exists() else []:
         runs[run["model"], run["suite"]] = run
@@ -331,6 +358,9 @@ def keep_durations(results: Sequence[Path], path: Path) -> None:
         for part in parts:
             seconds[part["suite"]] = round(seconds.get(part["suite"], 0) + part["seconds"], 1)
         kept = {key: content[key] for key in ("model", "model_hash", "suite")}
+        stored = runs.get((content["model"], content["suite"]), {})
+        if all(stored.get(key) == value for key, value in kept.items()):
+            seconds = stored["seconds"] | seconds
         run = kept | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]}
         runs[content["model"], content["suite"]] = run
     write_results(
@@ -601,6 +631,7 @@ def stored_tables() -> dict[str, str]:
         "results": ("suites", headline_table),
         "suites": ("suites", suites_table),
         "sib200": ("suites", sib200_table),
+        "xsim++": ("suites", xsimpp_table),
         "suites-dap": ("suites-dap", suites_table),
         "durations": ("durations", durations_table),
         "alignment": ("alignment", alignment_table),

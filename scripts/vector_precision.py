@@ -1,11 +1,11 @@
 """Measure the effect of each precision of a task vector, compared with the encoder that it was made from.
 
-    python scripts/vector_precision.py starter runs/demo --stsb benchmarks/stsb --keep
+    python scripts/vector_precision.py starter runs/demo --guards benchmarks/stsb benchmarks/mlqa --keep
 
 The vector between the base and the tuned encoder is written in 16, 8 and 4 bits, and applied to the base. Each encoder is
-measured on evenly spaced samples of the demo's dev pairs and of STS-B dev, and its embeddings are compared with those of the
-tuned encoder. ``--keep`` writes ``scripts/results/vector_precision.json`` and the table of docs/merging.md, unless the stored
-results are those of more items.
+measured on evenly spaced samples of the demo's dev pairs and of the guards, and by its similarity structure; its embeddings
+are compared with those of the tuned encoder. ``--keep`` writes ``scripts/results/vector_precision.json`` and the table of
+docs/merging.md, unless the stored results are those of more items.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stored_results import fill, refuse_less
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.guard_data import LabelledData, load_guard_data
+from metaphrase.evaluation.similarity_structure import similarity_structure, structure_texts
 from metaphrase.io.environment import hardware, prepare_process, versions
 from metaphrase.io.files import DEMO, write_json
 from metaphrase.merging import TaskVector
@@ -38,13 +39,14 @@ PAGE = ROOT / "docs" / "merging.md"
 PRECISIONS = (16, 8, 4)
 
 
-def measured(model: SentenceTransformer, data: Sequence[LabelledData]) -> tuple[dict[str, float], CachedEncoder]:
+def measured(
+    base: SentenceTransformer, model: SentenceTransformer, data: Sequence[LabelledData]
+) -> tuple[dict[str, float], CachedEncoder]:
     """The scores of an encoder on each data set, and the encoder with the embeddings of all texts."""
     cached = CachedEncoder(model)
-    scores = {
-        one.name: one.evaluate(model, one.sets, encode=cached.encode, resamples=10).average.score for one in data
-    }
-    return scores, cached
+    results = {one.name: one.evaluate(model, one.sets, encode=cached.encode, resamples=10) for one in data}
+    results["structure"] = similarity_structure(base, model, structure_texts(), encode=cached.encode, resamples=1)
+    return {f"{name}, {one.measure}": one.average.score for name, one in results.items()}, cached
 
 
 def difference(one: CachedEncoder, other: CachedEncoder) -> dict[str, float]:
@@ -56,19 +58,19 @@ def difference(one: CachedEncoder, other: CachedEncoder) -> dict[str, float]:
     }
 
 
-def measure(base_name: str, tuned_name: str, stsb: str, items: int) -> dict[str, Any]:
+def measure(base_name: str, tuned_name: str, guards: Sequence[str], items: int) -> dict[str, Any]:
     """The rows of the table: the base, the tuned encoder, and the vector in each precision."""
-    data = [load_guard_data(folder, max_items=items) for folder in (DEMO, stsb)]
+    data = [load_guard_data(folder, max_items=items) for folder in (DEMO, *guards)]
     base, tuned = load_encoder(base_name, device="cpu"), load_encoder(tuned_name, device="cpu")
     vector = TaskVector.between(base, tuned)
-    before, _ = measured(base, data)
-    scores, reference = measured(tuned, data)
+    before, _ = measured(base, base, data)
+    scores, reference = measured(base, tuned, data)
     rows: list[dict[str, Any]] = [{"encoder": "base", "scores": before}, {"encoder": "tuned", "scores": scores}]
     for bits in PRECISIONS:
         with tempfile.TemporaryDirectory() as folder:
             file = vector.save(Path(folder) / "vector.safetensors", bits=bits)
             size = file.stat().st_size
-            scores, cached = measured(TaskVector.load(file).apply(base), data)
+            scores, cached = measured(base, TaskVector.load(file).apply(base), data)
         rows.append({"encoder": f"{bits} bits", "bytes": size, "scores": scores, **difference(reference, cached)})
         print(json.dumps(rows[-1]), flush=True)
     facts: dict[str, Any] = {"base": base_name, "items": items, "texts": len(reference.rows)}
@@ -94,10 +96,10 @@ def table(content: Mapping[str, Any]) -> str:
             *lines,
             "",
             f"The base is the {content['base']}; the tuned encoder is the release after {content['steps']} steps with the "
-            f"recipe {content['recipe']}, alpha {content['alpha']:g}{removed}. *demo* is accuracy of retrieval on the demo's "
-            f"dev pairs, *stsb* Spearman's correlation on STS-B, both in percent, on up to {content['items']} dev items of "
-            f"each language. The last two columns compare {content['texts']:,} sentence embeddings of length 1 with those of "
-            "the tuned encoder.",
+            f"recipe {content['recipe']}, alpha {content['alpha']:g}{removed}. Scores are in percent or ×100, on up to "
+            f"{content['items']} dev items of each language (*demo*: held-out pairs of the demo; *structure*: similarity "
+            f"structure, compared with the base). The last two columns compare {content['texts']:,} sentence embeddings of "
+            "length 1 with those of the tuned encoder.",
         ]
     )
 
@@ -107,7 +109,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="The encoder before training.")
     parser.add_argument("tuned", help="The folder of a run that was trained from it.")
-    parser.add_argument("--stsb", required=True, help="Folder of STS-B in several languages.")
+    parser.add_argument(
+        "--guards", nargs="+", required=True, help="Folders of data, as of `metaphrase merge --guard`."
+    )
     parser.add_argument("--items", type=int, default=50, help="Maximum number of items of a language.")
     parser.add_argument("--keep", action="store_true", help=f"Write {KEPT.name} and the table of docs/{PAGE.name}.")
     options = parser.parse_args(argv)
@@ -115,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
         if options.keep:
             refuse_less(KEPT, lambda one: {"items": one["items"]}, {"items": options.items})
         prepare_process()
-        content = measure(options.base, options.tuned, options.stsb, options.items)
+        content = measure(options.base, options.tuned, options.guards, options.items)
     except (ValueError, OSError) as error:
         print(f"vector_precision: {error}", file=sys.stderr)
         return 2

@@ -52,6 +52,57 @@ def test_results_of_some_suites_do_not_replace_all(load_script, tmp_path, capsys
     assert stored.read_bytes() == before
 
 
+def suite_results(name, kinds, **changes):
+    """Results of one benchmark, with the error of each kind of distractor."""
+    averages = {kind: {"n": 1, "score": score} for kind, score in kinds.items()}
+    score = {
+        **{"measure": "xsim++ error", "protocol": "", "lower_is_better": True, "languages": {"de": {}}},
+        **{"average": averages.pop("all"), "groups": averages, "settings": {"prompt": ""}},
+    }
+    hardware = {"machine": "x", "cpus": 2, "threads": 2}
+    one = {"scores": {name: score}, "parts": {name: {"seconds": 120, "suite": "xsim++", "hardware": hardware}}}
+    one |= {"skipped": {}, "failed": [], "suite": "xsim++", "model": "m", "model_hash": "1", "comparisons": {}}
+    one |= {"settings": {"seed": 0}, "versions": {}}
+    return one | {"baseline": one | {"model": "starter", "model_hash": "2"}} | changes
+
+
+def test_results_of_the_same_encoders_are_added(load_script, tmp_path, monkeypatch):
+    tables = load_script("update_tables")
+    path, results = tmp_path / "suites.json", tmp_path / "results.json"
+
+    def keep(content):
+        results.write_text(json.dumps(content))
+        tables.keep_suites([results], path)
+        return json.loads(path.read_text())
+
+    keep(suite_results("udhr xsim++", {"all": 9}, suite="all"))
+    keep(suite_results("tatoeba xsim++", {"all": 4}))
+    content = keep(suite_results("tatoeba xsim++", {"all": 3, "without distractors": 1, "number": 2}))
+    assert content["suites"] == ["all", "xsim++"]
+    assert content["minutes"] == {"before": 6, "after": 6}
+    assert content["scores"]["udhr xsim++"]["after"]["average"]["score"] == 9
+    table = tables.xsimpp_table(content)
+    assert "| data | encoder | all | without | number |" in table
+    assert "| tatoeba | release | 3.0 | 1.0 | 2.0 |" in table
+    assert "udhr" not in table
+    with pytest.raises(UsageError, match="which the new results lack"):
+        keep(suite_results("tatoeba xsim++", {"all": 3}, model_hash="3"))
+
+
+def test_durations_of_a_part_are_added(load_script, tmp_path):
+    tables = load_script("update_tables")
+    results, path = tmp_path / "results.json", tmp_path / "durations.json"
+    for suite, model_hash, expected in (("sts", "1", ["sts"]), ("nli", "1", ["sts", "nli"]), ("sts", "2", ["sts"])):
+        content = suite_results("a", {"all": 1}, suite="all", model_hash=model_hash)
+        content["parts"]["a"]["suite"] = suite
+        results.write_text(json.dumps(content))
+        if expected == ["sts"] and path.exists():
+            path.unlink()  # fewer suites do not replace more
+        tables.keep_durations([results], path)
+        (run,) = json.loads(path.read_text())
+        assert list(run["seconds"]) == expected
+
+
 def test_work_with_other_settings_is_not_resumed(load_script, tmp_path):
     check = load_script("stored_results").check_settings
     for _ in range(2):
@@ -78,7 +129,7 @@ def test_work_with_other_settings_is_not_resumed(load_script, tmp_path):
             "--stsb x --mlqa x --seeds 1 2 --keep",
             "seeds 3, which",
         ),
-        ("vector_precision", {"items": 50}, "starter x --stsb x --items 9 --keep", "50 items, the new results of 9"),
+        ("vector_precision", {"items": 50}, "starter x --guards x --items 9 --keep", "50 items, the new results of 9"),
     ],
 )
 def test_less_is_refused_before_anything_is_trained(

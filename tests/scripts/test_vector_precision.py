@@ -27,10 +27,12 @@ def test_each_precision_is_a_row(script, tiny_encoder, tiny_encoder_dir, bitext,
     rows = "".join(f"{row['source']},{bitext[at - 1]['source']},{at % 5}\n" for at, row in enumerate(bitext))
     (stsb / "stsb-de-dev.csv").write_text(rows, encoding="utf-8")
     monkeypatch.setattr(script, "DEMO", demo)
-    content = script.measure(str(tiny_encoder_dir), str(tmp_path / "run"), str(stsb), 10)
+    content = script.measure(str(tiny_encoder_dir), str(tmp_path / "run"), [str(stsb)], 10)
     encoders = {row["encoder"]: row for row in content["rows"]}
     sizes = [encoders[f"{bits} bits"]["bytes"] for bits in (16, 8, 4)]
     assert sizes == sorted(sizes, reverse=True)
     assert encoders["16 bits"]["scores"] == pytest.approx(encoders["tuned"]["scores"], abs=1)
     assert encoders["16 bits"]["smallest_cosine"] >= encoders["4 bits"]["smallest_cosine"] > 0.9
+    assert list(encoders["base"]["scores"]) == ["demo, accuracy", "stsb, Spearman", "structure, Spearman"]
+    assert encoders["base"]["scores"]["structure, Spearman"] == pytest.approx(100)
     assert script.table(content).count("\n| ") == len(content["rows"]) + 1

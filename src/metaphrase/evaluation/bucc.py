@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -111,6 +111,22 @@ class MiningSet:
             digest.update("".join(f"{i}\t{text}\n" for i, text in zip(ids, texts, strict=True)).encode())
         digest.update("".join(f"{source}\t{target}\n" for source, target in sorted(self.gold)).encode())
         return digest.hexdigest()
+
+    def first_sources(self, number: int | None) -> MiningSet:
+        """The first source sentences, their gold pairs, and as large a share of the other target sentences.
+
+        Targets that are translations of other source sentences are left out. None stands for all.
+        """
+        if number is None or number >= len(self.sources):
+            return self
+        kept = self.source_ids[:number]
+        gold = frozenset(pair for pair in self.gold if pair[0] in set(kept))
+        translations, paired = {target for _, target in gold}, {target for _, target in self.gold}
+        others = [target for target in self.target_ids if target not in paired]
+        chosen = translations.union(others[: round(len(others) * number / len(self.sources))])
+        rows = [row for row, target in enumerate(self.target_ids) if target in chosen]
+        ids, texts = (tuple(side[row] for row in rows) for side in (self.target_ids, self.targets))
+        return replace(self, source_ids=kept, sources=self.sources[:number], target_ids=ids, targets=texts, gold=gold)
 
 
 MiningData = Mapping[str, Mapping[str, MiningSet]]

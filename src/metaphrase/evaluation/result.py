@@ -128,7 +128,7 @@ class Result:
         measure: Name of the measure, such as ``"accuracy"``.
         languages: Scores per language.
         average: Unweighted mean over the languages.
-        groups: Means over named sets of languages.
+        groups: Means over named sets of languages, or among a part of the candidates.
         statistic: Name of the measure in `MEASURES` that `compare` tests with; None if no items were kept.
         lower_is_better: Whether the scores are errors.
         protocol: How the scores were measured, in words.

@@ -118,25 +118,32 @@ def evaluate_xsimpp(
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
     Returns:
-        A result whose scores are errors in percent; lower is better. In JSON, each language has ``without``, the error
-        without distractors, and ``kinds``: for each kind of change the number ``distractors`` and the ``error`` with
-        these alone. ``items`` are 1 for each error.
+        A result whose scores are errors in percent; lower is better. Its groups are means over the languages:
+        ``"without distractors"``, and with the distractors of each kind alone. In JSON, each language has ``without`` and
+        ``kinds``, the number of ``distractors`` and the ``error`` of each kind. ``items`` are 1 for each error.
     """
     start = time.perf_counter()
     languages = {}
+    variants: dict[str, dict[str, Measurement]] = {name: {} for name in ("without distractors", *KINDS)}
     for language, (pool, errors) in find_errors(model, sets, **encoding).items():
+        digest = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
+        for name, error_n in {"without distractors": errors.without, **errors.kinds}.items():
+            variants[name][language] = Measurement.of_items(error_n.astype(int), digest)
         languages[language] = Measurement.of_items(
             errors.together.astype(int),
-            hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest(),
-            without=100 * float(errors.without.mean()),
+            digest,
+            without=variants["without distractors"][language].score,
             kinds={
-                kind: {"distractors": pool.kinds.count(kind), "error": 100 * float(error_n.mean())}
-                for kind, error_n in errors.kinds.items()
+                kind: {"distractors": pool.kinds.count(kind), "error": variants[kind][language].score}
+                for kind in errors.kinds
             },
         )
-    kinds = [one.details["kinds"] for one in languages.values()]
-    by_kind = {kind: [of_kind[kind]["error"] for of_kind in kinds if kind in of_kind] for kind in KINDS}
-    fields = with_intervals("shared_items", languages, resamples=resamples, seed=seed)
+    measured = {
+        name: with_intervals("shared_items", one, resamples=resamples, seed=seed)
+        for name, one in {"": languages, **variants}.items()
+        if one
+    }
+    fields = measured.pop("") | {"groups": {name: one["average"] for name, one in measured.items()}}
     return Result(
         suite="xsim++",
         model=name or type(model).__name__,
@@ -144,10 +151,6 @@ def evaluate_xsimpp(
         protocol=f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors",
         **fields | {"lower_is_better": True},
         **conditions(start, resamples, seed, **encoding_settings(model, **encoding), k=NEIGHBOURS),
-        facts={
-            "without": float(np.mean([one.details["without"] for one in languages.values()])),
-            "kinds": {kind: float(np.mean(errors)) for kind, errors in by_kind.items() if errors},
-        },
     )
 
 

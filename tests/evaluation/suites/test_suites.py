@@ -17,6 +17,7 @@ from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.bucc import PROTOCOLS
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.distractors import KINDS
 from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.measures import MEASURES
 from metaphrase.evaluation.result import Measurement, Result
@@ -234,7 +235,10 @@ def test_quick_is_a_sample_of_the_suites_that_only_encode(data, subject):
     small = {suite: sample._replace(items=5) for suite, sample in QUICK.items()}
     parts, missing = find_benchmarks(data, list(QUICK), SETTINGS, small)
     whole = {part.name: part for part in find_benchmarks(data, list(QUICK), SETTINGS)[0]}
-    assert [part.name for part in parts] == ["news", "tatoeba", "stsb", "xquad-r", "sib200", "gold"]
+    assert [part.name for part in parts] == [
+        *("news", "tatoeba", "stsb", "bucc sample_oracle", "xquad-r", "xquad-r paragraph"),
+        *("news xsim++", "tatoeba xsim++", "sib200 xsim++", "sib200", "gold"),
+    ]
     assert missing == {}
     for part in parts:
         assert "; sample: the first 5 items of each language" in part.protocol
@@ -590,7 +594,10 @@ def test_distractors_are_hard_for_an_encoder_that_only_sees_the_topic(data, subj
     assert {row["n"] for row in scores["sib200 xsim++"]["languages"].values()} == {12}
     for result in scores.values():
         assert result["lower_is_better"]
-        assert result["average"]["score"] >= result["facts"]["without"]
+        assert set(result["groups"]) <= {"without distractors", *KINDS}
+        assert result["average"]["score"] >= result["groups"]["without distractors"]["score"]
+        without = [row["without"] for row in result["languages"].values()]
+        assert result["groups"]["without distractors"]["score"] == pytest.approx(np.mean(without))
         for row in result["languages"].values():
             assert row["score"] == pytest.approx(100 * np.mean(row["items"]))
             assert all(row["without"] <= one["error"] for one in row["kinds"].values())

@@ -83,10 +83,10 @@ class Settings:
     tasks: list[str] | None = option(
         None, "Tasks of the suite mteb: folders of the data (udhr), or tasks of MTEB (Tatoeba, STS22)."
     )
-    answer_text: AnswerText = option(
-        "sentence",
+    answer_text: Literal[AnswerText, "both"] = option(
+        "both",
         "Answer retrieval: the text of a candidate. sentence: the sentence alone; paragraph: the sentence and its "
-        "paragraph (LAReQA), which takes several times as long.",
+        "paragraph (LAReQA), which takes several times as long; both: each on its own.",
     )
     trained_languages: list[str] | None = option(
         None, "SIB-200: languages that the encoder was trained on, which are averaged separately."

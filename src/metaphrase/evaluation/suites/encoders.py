@@ -46,7 +46,7 @@ XSIM_K = 4
 #: Folders that hold a test set although their files name no split.
 _TEST_SETS = ("tatoeba", "udhr")
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
-_ANSWER_WORK = {"sentence": 0.5, "paragraph": 2.5}
+_ANSWER_WORK: dict[answer_retrieval.AnswerText, float] = {"sentence": 0.5, "paragraph": 2.5}
 _STRIPPED = ", quotation marks stripped"
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
 
@@ -176,9 +176,11 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
     used = tuple(path for code in languages for split in named.splits for path in files[code][split].values())
 
     def measure(subject: Subject) -> Results:
+        whole = bucc.load_bucc_folder(folder, protocol, languages)
+        first = settings.first
         result = bucc.evaluate_mining(
             subject.model,
-            bucc.load_bucc_folder(folder, protocol, languages),
+            {code: {name: one.first_sources(first) for name, one in splits.items()} for code, splits in whole.items()},
             protocol=protocol,
             k=subject.settings.k,
             margin=subject.settings.margin,
@@ -324,22 +326,30 @@ def find_answer_retrieval(folder: Path, settings: Settings) -> Iterator[Benchmar
     files = answer_retrieval.answer_files(folder) if folder_name(folder) == "xquad-r" else {}
     languages = wanted_languages(files, settings, folder)
 
-    def measure(subject: Subject) -> Results:
+    def measure(name: str, text: answer_retrieval.AnswerText, subject: Subject) -> Results:
         sets = answer_retrieval.load_answer_folder(folder, languages)
         results = answer_retrieval.evaluate_answer_retrieval(
             subject.model,
             {language: one.first_questions(settings.first) for language, one in sets.items()},
-            answer_text=subject.settings.answer_text,
+            answer_text=text,
             **subject.options(STS_RESAMPLES),
         )
-        return {f"xquad-r {measure}": result for measure, result in results.items()}
+        return {f"{name} {measure}": result for measure, result in results.items()}
 
-    if len(languages) > 1:
-        text = settings.answer_text
-        protocol = f"answers in one pool of {len(languages)} languages, by cosine; text of a candidate: {text}"
-        used = tuple(files[language] for language in languages)
-        work = text_size(used) * _ANSWER_WORK[text]
-        yield Benchmark("xquad-r", "answer-retrieval", protocol, used, work, measure)
+    used = tuple(files[language] for language in languages)
+    for text, work in _ANSWER_WORK.items() if len(languages) > 1 else ():
+        if settings.answer_text in ("both", text):
+            name = "xquad-r" if text == "sentence" else f"xquad-r {text}"
+            protocol = f"answers in one pool of {len(languages)} languages, by cosine; text of a candidate: {text}"
+            yield Benchmark(
+                name,
+                "answer-retrieval",
+                protocol,
+                used,
+                text_size(used) * work,
+                partial(measure, name, text),
+                {"answer_text": text},
+            )
 
 
 # SIB-200
@@ -398,13 +408,15 @@ def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, 
 def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
     protocol = f"xx→en by ratio margin, k={xsimpp.NEIGHBOURS}, among the targets and English distractors"
+    fixed = {"averages": "by kind"}
     for name, tests in parallel_folders(data, settings).items():
-        yield tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
+        found = tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
+        yield replace(found, fixed=fixed)
     for files in _topic_folders(data, settings):
         used = tuple(path for splits in files.values() for path in splits.values())
         work = text_size(used) / 8  # one split of two or three
         measure = partial(_measure_xsimpp, "sib200", partial(_sib200_pairs, files, settings.first))
-        yield Benchmark("sib200 xsim++", "xsim++", protocol, used, work, measure)
+        yield Benchmark("sib200 xsim++", "xsim++", protocol, used, work, measure, fixed)
 
 
 def _measure_xsimpp(name: str, read: Callable[[], Mapping[str, ParallelSet]], subject: Subject) -> Results:

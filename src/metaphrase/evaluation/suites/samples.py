@@ -28,17 +28,24 @@ _LANGUAGES = ("de", "ru", "zh", "hi", "sw", "te", "tl", "th")
 QUICK: dict[str, Sample] = {
     "retrieval": Sample(150, 0.15, _LANGUAGES),
     "sts": Sample(200, 0.15, ("en", "de", "zh")),
+    "mining": Sample(3000, 0.35),
     "answer-retrieval": Sample(60, 0.05),
+    "xsim++": Sample(150, 0.15, _LANGUAGES),
     "sib200": Sample(100, 0.25, (*_LANGUAGES, "ewe_Latn", "tat_Cyrl", "bod_Tibt", "quy_Latn")),
     "word-alignment": Sample(60, 0.04),
 }
 
 
-#: The samples of ``quick`` and ``all``, by suite or folder. SIB-200's 164,000 sentences take longer than all other data
-#: together, the 43,000 long pairs of software longer than all other retrieval.
+#: The samples of ``quick`` and ``all``, by suite, folder or name of a benchmark. SIB-200's 164,000 sentences take longer than
+#: all other data together, the 43,000 long pairs of software longer than all other retrieval, and the paragraphs of XQuAD-R
+#: several times as long as its sentences.
 SAMPLES: dict[str, dict[str, Sample]] = {
     "quick": QUICK,
-    "all": {"sib200": Sample(50, 0.125), "software": Sample(500, 0.4)},
+    "all": {
+        "sib200": Sample(50, 0.125),
+        "software": Sample(500, 0.4),
+        "xquad-r paragraph": Sample(120, 0.1),
+    },
 }
 
 
@@ -52,7 +59,7 @@ def with_samples(
     whole = check_names(find(settings))
     found = {one.name: one for one in whole}
     for key, sample in samples.items():
-        if named := {one.name for one in whole if key in (one.suite, *one.name.split())}:
+        if named := {one.name for one in whole if key in (one.suite, one.name, *one.name.split())}:
             found = {name: one for name, one in found.items() if name not in named}
             for languages in (settings.languages, settings.languages or list(sample.languages or ())):
                 parts = find(replace(settings, first=sample.items, languages=languages))
