@@ -17,8 +17,8 @@ RESULTS = ROOT / "scripts" / "results"
 
 
 def commands(context: Context) -> list[Figure]:
-    """Minutes of the README's commands when their stored results were made."""
-    runs = [("make demo", run) for run in _stored("demo")] + [
+    """Minutes of the README's commands when their results were made: those of this folder, or the stored ones."""
+    runs = [("make demo", run) for run in _read(ROOT / "runs" / "demo" / "report.json") or _stored("demo")] + [
         (f"metaphrase adapt, {' and '.join(run['languages'])}", run) for run in _stored("adapt")
     ]
     figures = [Figure(name, run["seconds"] / 60, None, "min", of=cores(run["hardware"])) for name, run in runs]
@@ -36,7 +36,10 @@ def commands(context: Context) -> list[Figure]:
 
 
 def _stored(name: str) -> list[dict[str, Any]]:
-    path = RESULTS / f"{name}.json"
+    return _read(RESULTS / f"{name}.json")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
     content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return content if isinstance(content, list) else [content.get("run", content)]
 
