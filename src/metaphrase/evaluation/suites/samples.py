@@ -33,6 +33,8 @@ QUICK: dict[str, Sample] = {
     "xsim++": Sample(150, 0.15, _LANGUAGES),
     "sib200": Sample(100, 0.25, (*_LANGUAGES, "ewe_Latn", "tat_Cyrl", "bod_Tibt", "quy_Latn")),
     "word-alignment": Sample(60, 0.04),
+    "paraphrase": Sample(200, 0.3, ("en", "de", "zh")),
+    "pos": Sample(100, 0.4),
 }
 
 

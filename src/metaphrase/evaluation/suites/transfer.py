@@ -120,24 +120,26 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
             sorted({language for language, _ in files_of(folder, task.form, measured)}), settings, folder
         )
         used = task.files(folder, wanted)
+        first = {} if settings.first is None else {"limit_test": settings.first}
         if wanted and task.probe and suite in PROBED_BY[settings.transfer]:
+            probe = replace(task.probe, **first)
             yield Benchmark(
                 f"{name} probe",
                 suite,
-                f"{task.probe.description}, frozen; {task.protocol}; {_limits({'limit_test': task.probe.limit_test})}",
+                f"{probe.description}, frozen; {task.protocol}; {_limits({'limit_test': probe.limit_test})}",
                 used,
-                task.probe.work * text_size(used),
-                partial(_measure_probe, name, task.probe, folder, wanted, used),
+                probe.work * text_size(used),
+                partial(_measure_probe, name, probe, folder, wanted, used),
             )
         elif wanted:
-            scale = SMALL_SCALE[name] | dict(settings.finetuning)
+            scale = SMALL_SCALE[name] | first | dict(settings.finetuning)
             yield Benchmark(
                 name,
                 suite,
                 f"small scale: {task.protocol}; {_limits(scale)}",
                 used,
                 task.work * text_size(used),
-                partial(_measure, name, folder, wanted, used),
+                partial(_measure, name, scale, folder, wanted, used),
                 {"small scale": scale},
                 reads=("languages", "transfer"),
             )
@@ -190,9 +192,14 @@ def _measure_probe(
 
 
 def _measure(
-    name: str, folder: Path, languages: Sequence[str], files: Sequence[Path], subject: Subject
+    name: str,
+    scale: Mapping[str, Any],
+    folder: Path,
+    languages: Sequence[str],
+    files: Sequence[Path],
+    subject: Subject,
 ) -> dict[str, Result]:
-    settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | FINETUNED[name].sources(folder)
+    settings = dict(scale) | FINETUNED[name].sources(folder)
     settings |= {"languages": list(languages), "model": subject.name}
     content = settings | {"data": files_sha256(files)}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
