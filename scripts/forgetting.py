@@ -15,6 +15,9 @@ of language identity projected out.
 - *similarity*: Spearman correlation on STS-B dev, mean of eleven languages;
 - *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
 
+With ``--probes``, probes of frozen encoders for inference and parts of speech show whether structure predicts these as well.
+They do not take part in the choice of a recipe.
+
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
 ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill, or for CPU cores that
 work better alone (with ``OMP_NUM_THREADS=1``). ``--keep`` adds the results of each recipe to
@@ -30,6 +33,7 @@ import hashlib
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -56,7 +60,10 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.answer_retrieval import sentence_spans
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
+from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.sts import load_sts_folder
+from metaphrase.evaluation.suites import Settings, Subject
+from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import cores, hardware, prepare_process
@@ -95,6 +102,10 @@ TERMS: dict[str, list[dict[str, Any]]] = {
 ALPHAS = (0.3, 0.5, 0.7, 1.0)
 #: Numbers of directions of language identity that are projected out.
 DIRECTIONS = (0, 10, 20, 30, 40, 60)
+#: Of these encoders, without removed directions, the probes are measured.
+PROBED_ALPHAS = (0.5, 1.0)
+#: Results of the probes in a folder of benchmarks, by key of a row, and the number of test items of each language.
+PROBES, PROBE_ITEMS = {"nli": "xnli probe accuracy", "pos": "ud probe accuracy"}, 100
 #: Sizes of the dev samples: STS-B items and MLQA questions, and paragraphs of the declaration, of each language.
 ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
 #: Languages of an MLQA question that is sampled.
@@ -293,6 +304,19 @@ class DevData:
         }
 
 
+def probe_scores(model: SentenceTransformer, folder: Path) -> dict[str, float]:
+    """Accuracy of the probes, mean over the languages other than English, in percent."""
+    settings = Settings(prompt=None, transfer="probe", first=PROBE_ITEMS, resamples=2)
+    benchmarks, missing = find_benchmarks(folder, list(PROBES), settings)
+    if missing:
+        raise UsageError(f"{folder} lacks data for --probes: {'; '.join(missing.values())}.")
+    results: dict[str, Result] = {}
+    with tempfile.TemporaryDirectory() as output:
+        for one in benchmarks:
+            results |= one.measure(Subject("encoder", model, Path(output), settings))
+    return {key: results[name].groups["without English"].score for key, name in PROBES.items()}
+
+
 def dev_digest(stsb: Path, mlqa: Path) -> str:
     """Digest of the dev texts outside the package."""
     return files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
@@ -318,9 +342,19 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
     return kept
 
 
-def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, Any]]:
+def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None = None) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
-    settings = json.dumps([ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *(len(side) for side in data.sts)])
+    settings = json.dumps(
+        [
+            ALPHAS,
+            DIRECTIONS,
+            ITEMS,
+            QUESTIONS,
+            PARAGRAPHS,
+            *(len(side) for side in data.sts),
+            *([PROBES] if probes else []),
+        ]
+    )
     name = "starter" if cell is None else cell.digest
     digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
     path = output / "rows" / f"{name}-{digest}.json"
@@ -332,12 +366,17 @@ def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, A
     if cell is None:
         about = {"recipe": "starter", "alpha": 0.0, "hardware": hardware()}
         rows = [about | {"directions": k} | data.measures(before, before, k) for k in DIRECTIONS]
+        rows[0] |= probe_scores(original, probes) if probes else {}
     else:
         weights = trained_weights(cell, output)
         for alpha in ALPHAS:
-            after = data.embed(interpolated(original, load_file(weights), alpha))
+            model = interpolated(original, load_file(weights), alpha)
+            after = data.embed(model)
             about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
-            rows += [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
+            own = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
+            if probes and alpha in PROBED_ALPHAS:
+                own[0] |= probe_scores(model, probes)
+            rows += own
     write_json(path, rows)
     return rows
 
@@ -345,7 +384,7 @@ def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, A
 def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a cell, computed in a separate process."""
     prepare_process()
-    return measured(cell, DevData(options.stsb, options.mlqa), options.output)
+    return measured(cell, DevData(options.stsb, options.mlqa), options.output, options.probes)
 
 
 #: Columns of the table: key and heading.
@@ -405,19 +444,27 @@ def table(content: Mapping[str, Any]) -> str:
 
 
 #: Measures that similarity structure has to predict, and the structure above which encoders are close to the original one.
-PREDICTED = {"similarity": "STS-B", "answers_in_own_language": "answers, MRR in the question's language"}
+PREDICTED = {
+    "similarity": "STS-B",
+    "answers_in_own_language": "answers, MRR in the question's language",
+    "nli": "XNLI, probe",
+    "pos": "parts of speech, probe",
+}
 CLOSE = 90.0
 
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format how well similarity structure predicts other measures, for each number of directions, as Markdown."""
-    heading = [f"{words}{part}" for words in PREDICTED.values() for part in ("", f", structure ≥ {CLOSE:g}")]
-    lines = [f"| directions removed | encoders | {' | '.join(heading)} |", f"|--:|--:|{'--:|' * len(heading)}"]
-    for directions in DIRECTIONS:
-        own = [row for row in rows if row["directions"] == directions]
+    lines = [
+        f"| measure | directions removed | encoders | correlation | with structure ≥ {CLOSE:g} | correlation |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for (key, words), directions in product(PREDICTED.items(), DIRECTIONS):
+        own = [row for row in rows if row["directions"] == directions and key in row]
         close = [row for row in own if row["structure"] >= CLOSE]
-        cells = [f"{correlation(group, key):.2f}" for key in PREDICTED for group in (own, close)]
-        lines.append(f"| {directions} | {len(own)}, {len(close)} | {' | '.join(cells)} |")
+        cells = [f"{len(group)} | {correlation(group, key):.2f}" for group in (own, close)]
+        if own:
+            lines.append(f"| {words} | {directions} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -494,6 +541,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
     parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
+    parser.add_argument(
+        "--probes", type=Path, help="Folder with xnli and ud, to measure probes for inference and tags."
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
     parser.add_argument(
         "--only", nargs="+", default=[""], help="Train recipes with one of these names, or parts of names."
@@ -530,9 +580,10 @@ def run(options: argparse.Namespace) -> None:
     prepare_process()
     data = DevData(options.stsb, options.mlqa)
     check_settings(options.output, {"data": dev_digest(options.stsb, options.mlqa)})
-    start = measured(None, data, options.output)
+    start = measured(None, data, options.output, options.probes)
     require_same_start(rows, start)
-    rows = rows or start
+    # Stored rows of the starter may lack its probes.
+    rows = [new | old for new, old in zip(start, rows, strict=False)] + rows[len(start) :] if rows else start
     missing = [cell for cell in cells if all(row["recipe"] != cell.name for row in rows)]
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):

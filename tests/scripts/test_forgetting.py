@@ -105,7 +105,7 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
         monkeypatch.setattr(script, name, tmp_path / file)
     computed, translations = [], 50.0
 
-    def measured(cell, data, output):
+    def measured(cell, data, output, probes=None):
         computed.append(cell.name if cell else "starter")
         row = {"alpha": 0.5, "directions": 0, "hardware": {"gpu": "GPU"}} | dict.fromkeys(script.COLUMNS, 50.0)
         return [row | {"recipe": computed[-1], "translations": translations}]
@@ -208,5 +208,10 @@ def test_structure_predicts_what_varies_with_it(script):
         {"directions": 0, "structure": 80.0 + 5 * at, "similarity": 70.0 + at, "answers_in_own_language": 75.0}
         for at in range(4)
     ]
-    (line,) = [one for one in script.prediction(rows).splitlines() if one.startswith("| 0 |")]
-    assert line == "| 0 | 4, 2 | 1.00 | 1.00 | nan | nan |"
+    rows[3]["pos"] = 70.0
+    lines = [one for one in script.prediction(rows).splitlines() if " | 0 | " in one]
+    assert lines == [
+        "| STS-B | 0 | 4 | 1.00 | 2 | 1.00 |",
+        "| answers, MRR in the question's language | 0 | 4 | nan | 2 | nan |",
+        f"| parts of speech, probe | 0 | 1 | nan | {int(rows[3]['structure'] >= script.CLOSE)} | nan |",
+    ]
