@@ -122,7 +122,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
         used = task.files(folder, wanted)
         first = {} if settings.first is None else {"limit_test": settings.first}
         if wanted and task.probe and suite in PROBED_BY[settings.transfer]:
-            probe = replace(task.probe, **first)
+            probe = task.probe._replace(**first)
             yield Benchmark(
                 f"{name} probe",
                 suite,
