@@ -44,7 +44,7 @@ def measured(
 ) -> tuple[dict[str, float], CachedEncoder]:
     """The scores of an encoder on each data set, and the encoder with the embeddings of all texts."""
     cached = CachedEncoder(model)
-    results = {one.name: one.evaluate(model, one.sets, encode=cached.encode, resamples=10) for one in data}
+    results = {one.name: one.evaluate(model, one.sets, encode=cached.encode) for one in data}
     results["structure"] = similarity_structure(base, model, structure_texts(), encode=cached.encode, resamples=1)
     return {f"{name}, {one.measure}": one.average.score for name, one in results.items()}, cached
 

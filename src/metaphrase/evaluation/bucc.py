@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -112,21 +112,22 @@ class MiningSet:
         digest.update("".join(f"{source}\t{target}\n" for source, target in sorted(self.gold)).encode())
         return digest.hexdigest()
 
-    def first_sources(self, number: int | None) -> MiningSet:
-        """The first source sentences, their gold pairs, and as large a share of the other target sentences.
-
-        Targets that are translations of other source sentences are left out. None stands for all.
-        """
-        if number is None or number >= len(self.sources):
+    def first_pairs(self, number: int | None) -> MiningSet:
+        """The first gold pairs in the order of the sources, among as large a share of the other sentences; None for all."""
+        if number is None or number >= len(self.gold):
             return self
-        kept = self.source_ids[:number]
-        gold = frozenset(pair for pair in self.gold if pair[0] in set(kept))
-        translations, paired = {target for _, target in gold}, {target for _, target in self.gold}
-        others = [target for target in self.target_ids if target not in paired]
-        chosen = translations.union(others[: round(len(others) * number / len(self.sources))])
-        rows = [row for row, target in enumerate(self.target_ids) if target in chosen]
-        ids, texts = (tuple(side[row] for row in rows) for side in (self.target_ids, self.targets))
-        return replace(self, source_ids=kept, sources=self.sources[:number], target_ids=ids, targets=texts, gold=gold)
+        order = {source: place for place, source in enumerate(self.source_ids)}
+        gold = sorted(self.gold, key=lambda pair: (order.get(pair[0], len(order)), pair))[:number]
+
+        def sample(side: int, ids: Sequence[str], texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+            paired = {pair[side] for pair in self.gold}
+            others = [one for one in ids if one not in paired]
+            kept = {pair[side] for pair in gold}.union(others[: round(len(others) * number / len(self.gold))])
+            rows = [row for row, one in enumerate(ids) if one in kept]
+            return tuple(ids[row] for row in rows), tuple(texts[row] for row in rows)
+
+        sides = sample(0, self.source_ids, self.sources), sample(1, self.target_ids, self.targets)
+        return MiningSet(self.language, self.split, *sides[0], *sides[1], frozenset(gold))
 
 
 MiningData = Mapping[str, Mapping[str, MiningSet]]

@@ -180,7 +180,7 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
         first = settings.first
         result = bucc.evaluate_mining(
             subject.model,
-            {code: {name: one.first_sources(first) for name, one in splits.items()} for code, splits in whole.items()},
+            {code: {name: one.first_pairs(first) for name, one in splits.items()} for code, splits in whole.items()},
             protocol=protocol,
             k=subject.settings.k,
             margin=subject.settings.margin,

@@ -122,7 +122,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
         used = task.files(folder, wanted)
         first = {} if settings.first is None else {"limit_test": settings.first}
         if wanted and task.probe and suite in PROBED_BY[settings.transfer]:
-            probe = task.probe._replace(**first)
+            probe = task.probe._replace(limit_test=settings.first or task.probe.limit_test)
             yield Benchmark(
                 f"{name} probe",
                 suite,
