@@ -16,7 +16,7 @@ from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.merging.projection import find_projection
 from metaphrase.training import finishing
-from metaphrase.training.finishing import ALPHAS, encoded_texts, finish, release_guards
+from metaphrase.training.finishing import ALPHAS, encoded_texts, finish, release_guards, training_guards
 from metaphrase.training.planning import count_prompts
 
 PROMPTS = {"query": "ask: ", "passage": "tell: "}
@@ -74,17 +74,33 @@ def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev,
         assert (find_projection(model) is not None) == bool(directions)
 
 
+@pytest.fixture
+def guard(tmp_path, bitext) -> Path:
+    """A folder with labels."""
+    folder = tmp_path / "sts"
+    folder.mkdir()
+    rows = [f'"{one["source"]}","{other["source"]}",{at}\n' for at, (one, other) in enumerate(pairwise(bitext))]
+    (folder / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.usefixtures("small")
+def test_guards_with_many_texts_are_not_measured_during_training(start, guard, bitext, monkeypatch, caplog):
+    original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start), guard=[str(guard)])
+    for most, names in ((len(bitext), ["similarity structure", "sts"]), (len(bitext) - 1, ["similarity structure"])):
+        monkeypatch.setattr(finishing, "TRAINING_TEXTS", most)
+        with caplog.at_level("INFO"):
+            assert [one.name for one in training_guards(original, config)] == names
+        assert ("Not measured during training, because of more than 23 texts: sts." in caplog.text) == (len(names) < 2)
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("merge", "directions", "guarded"), [("auto", 0, False), ("auto", 5, True), (0.5, 5, True), (None, 0, True)]
 )
 def test_the_texts_of_all_measurements_are_counted(
-    start, trained, dev, bitext, tmp_path, monkeypatch, merge, directions, guarded
+    start, trained, dev, guard, tmp_path, monkeypatch, merge, directions, guarded
 ):
-    guard = tmp_path / "sts"
-    guard.mkdir()
-    rows = [f'"{one["source"]}","{other["source"]}",{at}\n' for at, (one, other) in enumerate(pairwise(bitext))]
-    (guard / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
     original, again = (load_encoder(start, device="cpu") for _ in range(2))  # encodes a few sentences, as a check
     monkeypatch.setattr(finishing, "load_encoder", lambda *_, **options: again)
     encoded = []
@@ -96,9 +112,12 @@ def test_the_texts_of_all_measurements_are_counted(
     )
     settings = {"model": str(start), "merge": merge, "debias": directions, "output_dir": str(tmp_path)}
     config = RunConfig(**settings, guard=[str(guard)] if guarded else [])
+    during = training_guards(original, config)
+    for one in [*during, *during]:
+        one.measure(trained)
     guards = release_guards(original, config, "test")
     released = finish(trained, config, pooling="cls", dev=dev).encoder
     for one in guards:
         one.measure(released)
-    groups = encoded_texts(config, dev, prompts=count_prompts(original))
+    groups = encoded_texts(config, dev, prompts=count_prompts(original), evaluations=2)
     assert len(encoded) == sum(number * len(texts) for texts, number in groups) > 0

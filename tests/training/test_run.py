@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shlex
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -319,6 +321,52 @@ def test_the_interval_of_evaluations_is_the_configured_one(settings, tmp_path):
     run = TrainingRun(RunConfig(**settings | changes, output_dir=str(tmp_path / "out")))
     run.execute()
     assert [log["step"] for log in run.trainer.state.log_history if "eval_dev_mean_accuracy" in log] == [1, 2]
+
+
+@pytest.fixture
+def sts(tmp_path, bitext) -> Path:
+    """A guard with labels."""
+    folder = tmp_path / "sts"
+    folder.mkdir()
+    rows = [f'"{one["source"]}","{other["source"]}",{at % 5}\n' for at, (one, other) in enumerate(pairwise(bitext))]
+    (folder / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
+    return folder
+
+
+def guard_log(result) -> list[dict[str, float]]:
+    return [
+        {name: log[name] for name in log if "guard" in name}
+        for log in result.facts["log_history"]
+        if "eval_dev_mean_accuracy" in log
+    ]
+
+
+@pytest.mark.long
+def test_guards_are_measured_with_the_dev_sets_also_after_resuming(execute, settings, sts, tmp_path):
+    """They compare with the encoder before training, and do not decide which model is the best."""
+    options = {"recipe": "tr", "test": [], "dev": settings["test"], "guard": [str(sts)], "learning_rate": 0.05}
+    options |= {"eval_steps": 1, "save_steps": 1, "save_total_limit": 0}
+    whole = execute(**options)
+    assert [log.keys() for log in guard_log(whole)] == [{"eval_guard_structure", "eval_guard_sts"}] * 3
+    assert 0 < guard_log(whole)[-1]["eval_guard_structure"] < 0.99
+    for log in whole.facts["log_history"]:
+        assert log.get("eval_sequential_score") == log.get("eval_dev_mean_accuracy")
+    for later in ("checkpoint-2", "checkpoint-3"):
+        shutil.rmtree(tmp_path / "out" / later)
+    resumed = execute(**options, resume_from_checkpoint="true")
+    assert guard_log(resumed) == guard_log(whole)
+
+
+@pytest.mark.parametrize("changes", [{"retention": ["none"]}, {"dev": [], "eval_strategy": "no"}])
+def test_guards_can_be_left_out(execute, settings, changes):
+    options = {"recipe": "tr", "test": [], "dev": settings["test"], "eval_steps": 1, "max_steps": 1}
+    result = execute(**options | changes)
+    assert "guard" not in json.dumps(result.facts["log_history"])
+
+
+def test_a_guard_needs_data_that_it_is_measured_with(execute, sts):
+    with pytest.raises(UsageError, match="also pass --dev or --test"):
+        execute(test=[], guard=[str(sts)])
 
 
 def test_a_baseline_without_a_test_set_is_refused_before_training(execute, tmp_path):

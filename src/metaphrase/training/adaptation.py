@@ -45,7 +45,7 @@ from metaphrase.publishing.release import RECIPE
 from metaphrase.training.configuration import RunConfig, flags_of
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import encoded_texts
-from metaphrase.training.planning import PATIENCE, Plan, count_prompts, plan_run
+from metaphrase.training.planning import EVALUATIONS, PATIENCE, Plan, count_prompts, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.results import RunResult
 from metaphrase.training.run import Inputs, TrainingRun
@@ -283,7 +283,7 @@ class Adaptation:
             seed=self.config.seed,
             dev=dev,
             tests=tests,
-            further=encoded_texts(release, dev, prompts=count_prompts(inputs.encoder)),
+            further=encoded_texts(release, dev, prompts=count_prompts(inputs.encoder), evaluations=EVALUATIONS),
         )
         log_plan(splits, replayed, plan)
         return plan

@@ -37,8 +37,8 @@ def check(config: RunConfig, *, dev: Collection[str] | None = None, tests: Colle
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
     if config.merge == "auto" and not (config.dev if dev is None else dev):
         raise UsageError("--merge auto needs pairs to measure the gain: pass --dev, or a number with --merge.")
-    if config.guard and config.merge != "auto" and not (config.test if tests is None else tests):
-        raise UsageError("--guard is measured with the test sets: also pass --test.")
+    if config.guard and not ((config.dev if dev is None else dev) or (config.test if tests is None else tests)):
+        raise UsageError("--guard is measured with the dev sets and the test sets: also pass --dev or --test.")
     find_files(config.corpus, **selected(config))
 
 

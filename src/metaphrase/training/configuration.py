@@ -62,7 +62,11 @@ class RunOptions:
     languages: list[str] = option([], "Languages to read from the corpus, or the language of a single file.")
     source_column: str | None = option(None, SOURCE_COLUMN)
     target_column: str | None = option(None, TARGET_COLUMN)
-    dev: list[str] = option([], "Bitext whose retrieval accuracy is measured during training.")
+    dev: list[str] = option(
+        [],
+        "Bitext whose retrieval accuracy is measured during training, together with similarity structure and the folders "
+        "of --guard.",
+    )
     test: list[str] = option(
         [],
         "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), or parent folders of such folders, measured before and "
@@ -88,8 +92,8 @@ class RunOptions:
     )
     guard: list[str] = option(
         [],
-        "Folders of data on which the release must not get worse, measured before and after training, and by --merge auto: "
-        f"{GUARD_FOLDERS}.",
+        "Folders of data on which the release must not get worse, measured before and after training (--test), during "
+        f"training (--dev), and by --merge auto: {GUARD_FOLDERS}.",
     )
     debias: CountOr0 = option(
         0, "Directions of language identity to project out of the release, as `metaphrase debias` does; 0 for none."

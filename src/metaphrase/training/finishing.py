@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +26,15 @@ from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
 from metaphrase.publishing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
 
+logger = logging.getLogger(__name__)
+
 #: Weights of the trained encoder that ``merge: auto`` measures.
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Maximum numbers when each weight is measured: items per language of a guard, dev pairs of all languages, and texts per
 #: language for the directions of language identity.
 GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
+#: Maximum number of texts of a guard that is measured during training.
+TRAINING_TEXTS = 5000
 
 
 @dataclass(frozen=True)
@@ -69,14 +74,38 @@ def release_guards(original: SentenceTransformer, config: RunConfig, part: Part)
     return [structure_guard(original, _structure_texts(part)), *guards]
 
 
-def encoded_texts(config: RunConfig, dev: Mapping[str, ParallelSet], *, prompts: int) -> list[tuple[list[str], int]]:
-    """Groups of texts that `finish` and the guards of a release encode, and how often each group is encoded.
+def training_guards(original: SentenceTransformer, config: RunConfig) -> list[Guard]:
+    """Guards that are measured with the dev sets during training, and like these without a prompt, on the part ``dev``.
 
-    ``prompts`` is the number of prompts that the original encoder is measured with.
+    Data with many texts, such as answers to find among all sentences of a benchmark, would take too long.
+    """
+    data = _guard_data(config, "dev")
+    if large := [one.name for one in data if not _is_small(one)]:
+        logger.info(
+            "Not measured during training, because of more than %d texts: %s.", TRAINING_TEXTS, ", ".join(large)
+        )
+    guards = (data_guard(original, one) for one in data if _is_small(one))
+    return [structure_guard(original, _structure_texts("dev")), *guards]
+
+
+def _is_small(data: LabelledData) -> bool:
+    return len(data.texts) <= TRAINING_TEXTS
+
+
+def encoded_texts(
+    config: RunConfig, dev: Mapping[str, ParallelSet], *, prompts: int, evaluations: int = 0
+) -> list[tuple[list[str], int]]:
+    """Groups of texts that `finish` and the guards of a run encode, and how often each group is encoded.
+
+    ``prompts`` is the number of prompts that the original encoder is measured with, ``evaluations`` the number of
+    measurements during training.
     """
     texts = parallel_texts() if config.debias else {}
     groups = [(_distinct(_structure_texts("test")), 2)]  # before and after training
     groups += [(data.texts, prompts + 1) for data in _guard_data(config, "test")]
+    if evaluations:
+        groups.append((_distinct(_structure_texts("dev")), 1 + evaluations))
+        groups += [(data.texts, 1 + evaluations) for data in _guard_data(config, "dev") if _is_small(data)]
     if config.merge == "auto":
         groups.append((_distinct(_structure_texts("dev")), 1 + len(ALPHAS)))
         groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
