@@ -84,13 +84,30 @@ def guard(tmp_path, bitext) -> Path:
     return folder
 
 
+def language(code: str, number: int) -> ParallelSet:
+    return ParallelSet(code, *(tuple(f"{text} {at}" for at in range(number)) for text in ("hund", "dog")))
+
+
 @pytest.mark.usefixtures("small")
-def test_guards_with_many_texts_are_not_measured_during_training(start, guard, bitext, monkeypatch, caplog):
+def test_similarity_structure_covers_languages_of_the_dev_sets(start, trained, dev):
+    """Those that the packaged texts lack, up to a number of languages and of sentences."""
+    original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start))
+    further = {f"x{at}": language(f"x{at}", 19 + at) for at in range(8)} | {"y": language("y", 300)}
+    covered, packaged = (
+        release_guards(original, config, "dev", sets)[0].measure(trained) for sets in (dev | further, None)
+    )
+    assert packaged["languages"].keys() == {"de", "en"}
+    assert covered["languages"].keys() == {"de", "en", "x1", "x3", "x5", "x6", "y"}
+    assert covered["n"] == packaged["n"] + 20 + 22 + 24 + 25 + 100
+
+
+@pytest.mark.usefixtures("small")
+def test_guards_with_many_texts_are_not_measured_during_training(start, dev, guard, bitext, monkeypatch, caplog):
     original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start), guard=[str(guard)])
     for most, names in ((len(bitext), ["similarity structure", "sts"]), (len(bitext) - 1, ["similarity structure"])):
         monkeypatch.setattr(finishing, "TRAINING_TEXTS", most)
         with caplog.at_level("INFO"):
-            assert [one.name for one in training_guards(original, config)] == names
+            assert [one.name for one in training_guards(original, config, dev)] == names
         assert ("Not measured during training, because of more than 23 texts: sts." in caplog.text) == (len(names) < 2)
 
 
@@ -101,6 +118,7 @@ def test_guards_with_many_texts_are_not_measured_during_training(start, guard, b
 def test_the_texts_of_all_measurements_are_counted(
     start, trained, dev, guard, tmp_path, monkeypatch, merge, directions, guarded
 ):
+    dev |= {"xx": language("xx", 30)}
     original, again = (load_encoder(start, device="cpu") for _ in range(2))  # encodes a few sentences, as a check
     monkeypatch.setattr(finishing, "load_encoder", lambda *_, **options: again)
     encoded = []
@@ -112,7 +130,7 @@ def test_the_texts_of_all_measurements_are_counted(
     )
     settings = {"model": str(start), "merge": merge, "debias": directions, "output_dir": str(tmp_path)}
     config = RunConfig(**settings, guard=[str(guard)] if guarded else [])
-    during = training_guards(original, config)
+    during = training_guards(original, config, dev)
     for one in [*during, *during]:
         one.measure(trained)
     guards = release_guards(original, config, "test")

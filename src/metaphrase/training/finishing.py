@@ -35,6 +35,8 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
 #: Maximum number of texts of a guard that is measured during training.
 TRAINING_TEXTS = 5000
+#: Similarity structure also covers up to so many languages of the dev sets that have so many different sentences.
+OWN_LANGUAGES, OWN_SENTENCES = 5, 20
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,19 @@ def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
         )
 
 
-def release_guards(original: SentenceTransformer, config: RunConfig, part: Part) -> list[Guard]:
+def release_guards(
+    original: SentenceTransformer, config: RunConfig, part: Part, dev: Mapping[str, ParallelSet] | None = None
+) -> list[Guard]:
     """Guards on abilities other than retrieval of translations, measured before training.
 
-    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text.
+    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text. Similarity
+    structure also covers languages of ``dev``.
     """
     guards = (data_guard(original, one, prompt="auto", prompts=[None]) for one in _guard_data(config, part))
-    return [structure_guard(original, _structure_texts(part)), *guards]
+    return [structure_guard(original, _structure_texts(part, dev)), *guards]
 
 
-def training_guards(original: SentenceTransformer, config: RunConfig) -> list[Guard]:
+def training_guards(original: SentenceTransformer, config: RunConfig, dev: Mapping[str, ParallelSet]) -> list[Guard]:
     """Guards that are measured with the dev sets during training, and like these without a prompt, on the part ``dev``.
 
     Data with many texts, such as answers to find among all sentences of a benchmark, would take too long.
@@ -85,7 +90,7 @@ def training_guards(original: SentenceTransformer, config: RunConfig) -> list[Gu
             "Not measured during training, because of more than %d texts: %s.", TRAINING_TEXTS, ", ".join(large)
         )
     guards = (data_guard(original, one) for one in data if _is_small(one))
-    return [structure_guard(original, _structure_texts("dev")), *guards]
+    return [structure_guard(original, _structure_texts("dev", dev)), *guards]
 
 
 def _is_small(data: LabelledData) -> bool:
@@ -104,10 +109,10 @@ def encoded_texts(
     groups = [(_distinct(_structure_texts("test")), 2)]  # before and after training
     groups += [(data.texts, prompts + 1) for data in _guard_data(config, "test")]
     if evaluations:
-        groups.append((_distinct(_structure_texts("dev")), 1 + evaluations))
+        groups.append((_distinct(_structure_texts("dev", dev)), 1 + evaluations))
         groups += [(data.texts, 1 + evaluations) for data in _guard_data(config, "dev") if _is_small(data)]
     if config.merge == "auto":
-        groups.append((_distinct(_structure_texts("dev")), 1 + len(ALPHAS)))
+        groups.append((_distinct(_structure_texts("dev", dev)), 1 + len(ALPHAS)))
         groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
         groups.append((_distinct(_sample(texts)), len(ALPHAS)))
     return [*groups, (_distinct(texts), 1)]
@@ -165,11 +170,16 @@ def _choose(
         return model
 
     gain = data_guard(start, _gain_data(dev), prompt="auto", prompts=[None])
-    return choose_alpha(start, vector, gain, release_guards(start, config, "dev"), alphas=ALPHAS, finish=finished)
+    guards = release_guards(start, config, "dev", dev)
+    return choose_alpha(start, vector, gain, guards, alphas=ALPHAS, finish=finished)
 
 
-def _structure_texts(part: Part) -> dict[str, list[str]]:
-    return structure_texts(english=100, articles="odd" if part == "dev" else "even")
+def _structure_texts(part: Part, dev: Mapping[str, ParallelSet] | None = None) -> dict[str, list[str]]:
+    """The packaged texts of a part, and sentences of dev sets in languages that these lack."""
+    texts = structure_texts(english=GUARD_ITEMS, articles="odd" if part == "dev" else "even")
+    distinct = {language: list(dict.fromkeys(one.sources)) for language, one in sorted((dev or {}).items())}
+    own = [one for one, sentences in distinct.items() if one not in texts and len(sentences) >= OWN_SENTENCES]
+    return texts | {one: spread(distinct[one], GUARD_ITEMS) for one in spread(own, OWN_LANGUAGES)}
 
 
 def _guard_data(config: RunConfig, part: Part) -> list[LabelledData]:

@@ -367,7 +367,7 @@ class TrainingRun:
             retrieval = RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)
             check_best_metric(arguments, retrieval.metrics)
             if self._is_guarded:
-                evaluators.append(GuardEvaluator(training_guards(self.encoder, self.config)))
+                evaluators.append(GuardEvaluator(training_guards(self.encoder, self.config, self.dev)))
             evaluators.append(retrieval)  # the last one has the sequential score
             if arguments.eval_strategy == IntervalStrategy.NO:
                 arguments.eval_strategy = IntervalStrategy.STEPS
