@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.merging.projection import find_projection
+from metaphrase.publishing import debiasing
 from metaphrase.training import finishing
 from metaphrase.training.finishing import ALPHAS, encoded_texts, finish, release_guards, training_guards
 from metaphrase.training.planning import count_prompts
@@ -112,13 +114,50 @@ def test_guards_with_many_texts_are_not_measured_during_training(start, dev, gua
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("chosen", [4, 0])
+def test_the_number_of_directions_is_chosen_after_the_weight(
+    start, trained, dev, guard, tmp_path, monkeypatch, chosen
+):
+    """The choice itself depends on the encoder, so that both of its outcomes are forced."""
+    choose = finishing.choose_directions
+
+    def forced(model, embeddings, gain, guards):
+        assert model.prompts == search_prompts(PROMPTS)
+        assert find_projection(model) is None
+        curve = choose(model, embeddings, gain, guards)
+        assert [point["directions"] for point in curve.points] == [0, 10]
+        assert [point["guards"].keys() for point in curve.points] == [{"sts"}, {"sts"}]
+        assert curve.points[0]["gain"]["difference"] == 0
+        assert guards[0].measure(load_encoder(start, device="cpu"))["difference"] == 0  # than before training
+        curve.points[1]["directions"] = 4
+        return replace(curve, directions=chosen)
+
+    monkeypatch.setattr(finishing, "choose_directions", forced)
+    settings = {"merge": 0.5, "debias": "auto", "guard": [str(guard)], "output_dir": str(tmp_path)}
+    finished = finish(trained, RunConfig(model=str(start), **settings), pooling="cls", dev=dev)
+    facts = finished.facts["debias"]
+    assert (facts["directions"], facts["languages"]) == (chosen, 12)
+    projection = find_projection(finished.encoder)
+    if chosen:
+        assert facts["chosen"].startswith("4 directions were chosen: dev ")
+        assert projection is not None
+        assert len(projection[1]) == 4
+    else:
+        assert facts["chosen"].startswith("Nothing can be gained without a loss.")
+        assert projection is None
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("merge", "directions", "guarded"), [("auto", 0, False), ("auto", 5, True), (0.5, 5, True), (None, 0, True)]
+    ("merge", "directions", "guarded"),
+    [("auto", 0, False), ("auto", 5, True), (0.5, 5, True), (None, 0, True), ("auto", "auto", True)],
 )
 def test_the_texts_of_all_measurements_are_counted(
     start, trained, dev, guard, tmp_path, monkeypatch, merge, directions, guarded
 ):
     dev |= {"xx": language("xx", 30)}
+    for module in (finishing, debiasing):
+        monkeypatch.setattr(module, "MEASURED", (2, 4))
     original, again = (load_encoder(start, device="cpu") for _ in range(2))  # encodes a few sentences, as a check
     monkeypatch.setattr(finishing, "load_encoder", lambda *_, **options: again)
     encoded = []

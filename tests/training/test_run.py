@@ -395,6 +395,9 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
     [
         ({"merge": 0.5, "debias": 500}, "--debias removes up to 31 directions"),
         ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data for a guard"),
+        ({"debias": "auto"}, "--debias auto needs data .* Pass folders with --guard, or a number"),
+        ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),
+        ({"debias": "most"}, "'debias' must be a whole number .* or 'auto', but is 'most'"),
         (
             {"metric_for_best_model": "eval_dev_mean_acuracy"},
             r"is not measured \(did you mean 'eval_dev_mean_accuracy'\?\); choose one of .*, eval_dev_fi_accuracy, ",
@@ -407,7 +410,7 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
 )
 def test_a_release_that_cannot_be_made_is_refused_before_training(execute, settings, tmp_path, wrong, message):
     with pytest.raises(MetaphraseError, match=message):
-        execute(test=[], dev=settings["test"], **wrong)
+        execute(**{"test": [], "dev": settings["test"]} | wrong)
     assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import shared_copy
+from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import LabelledData, Part, load_guard_data, spread
@@ -22,7 +24,16 @@ from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
 from metaphrase.merging import TaskVector
 from metaphrase.mining.bulk import distinct_texts
-from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
+from metaphrase.publishing.debiasing import (
+    DECLARATION,
+    MEASURED,
+    DirectionsCurve,
+    choose_directions,
+    debias,
+    embed_languages,
+    in_one_pool,
+    parallel_texts,
+)
 from metaphrase.publishing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
 
@@ -59,11 +70,12 @@ def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
     """
     for folder in config.guard:
         load_guard_data(folder, "dev", halved=True, max_items=1)
-    most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if config.debias else 0
-    if config.debias > most:
+    directions: Any = config.debias
+    most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if directions else 0
+    if directions != "auto" and directions > most:
         raise UsageError(
             f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "
-            f"but is {config.debias}."
+            f"but is {directions}."
         )
 
 
@@ -75,8 +87,7 @@ def release_guards(
     Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text. Similarity
     structure also covers languages of ``dev``.
     """
-    guards = (data_guard(original, one, prompt="auto", prompts=[None]) for one in _guard_data(config, part))
-    return [structure_guard(original, _structure_texts(part, dev)), *guards]
+    return [structure_guard(original, _structure_texts(part, dev)), *_label_guards(original, config, part)]
 
 
 def training_guards(original: SentenceTransformer, config: RunConfig, dev: Mapping[str, ParallelSet]) -> list[Guard]:
@@ -114,7 +125,11 @@ def encoded_texts(
     if config.merge == "auto":
         groups.append((_distinct(_structure_texts("dev", dev)), 1 + len(ALPHAS)))
         groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
+    if config.merge == "auto" and config.debias != "auto":
         groups.append((_distinct(_sample(texts)), len(ALPHAS)))
+    if config.debias == "auto":
+        groups.append((_gain_data(dev).texts, 2 + len(MEASURED)))  # before, and without 0 to 40 directions
+        groups += [(data.texts, prompts + 1 + len(MEASURED)) for data in _guard_data(config, "dev")]
     return [*groups, (_distinct(texts), 1)]
 
 
@@ -129,14 +144,16 @@ def finish(
     """Merge a trained encoder with the original one, and project language identity out of it, as configured.
 
     The encoder itself does not change. If the weight is to be chosen, ``dev`` shows the gain, and the curve is written to
-    the output folder. ``pooling`` is the pooling of an original encoder that has none.
+    the output folder. A number of directions that is to be chosen is chosen after the weight. ``pooling`` is the pooling of
+    an original encoder that has none.
     """
     facts: dict[str, Any] = {}
     curve = None
     texts = parallel_texts() if config.debias else {}
-    if config.merge is not None:
+    if config.merge is not None or config.debias == "auto":
         start = load_encoder(config.model, pooling=config.pooling, default_pooling=pooling, device=str(model.device))
         start.max_seq_length = model.max_seq_length
+    if config.merge is not None:
         vector = TaskVector.between(start, shared_copy(model))
         alpha: Any = config.merge
         if alpha == "auto":
@@ -149,8 +166,15 @@ def finish(
         if curve is not None:
             facts["merge"] |= {"chosen": str(curve)}
     if config.debias:
-        model, _ = debias(model, texts, config.debias, show_progress=show_progress)
-        facts["debias"] = {"directions": config.debias, "languages": len(texts), "data": DECLARATION}
+        directions: Any = config.debias
+        facts["debias"] = {"directions": directions, "languages": len(texts), "data": DECLARATION}
+        embeddings = embed_languages(model, texts, show_progress=show_progress)
+        if directions == "auto":
+            chosen = _choose_directions(start, model, embeddings, config, dev)
+            directions = chosen.directions
+            facts["debias"] |= {"directions": directions, "chosen": str(chosen)}
+        if directions:
+            model = without_directions(model, language_directions(embeddings, directions)[0])
     return Finished(model, facts, curve)
 
 
@@ -163,15 +187,37 @@ def _choose(
 ) -> AlphaCurve:
     """Choose the weight by its gain on the dev pairs, under guards."""
     sample = _sample(texts)
+    directions: Any = 0 if config.debias == "auto" else config.debias  # chosen after the weight
 
     def finished(model: SentenceTransformer) -> SentenceTransformer:
-        model = debias(model, sample, config.debias)[0] if config.debias else shared_copy(model)
+        model = debias(model, sample, directions)[0] if directions else shared_copy(model)
         model.prompts = search_prompts(start.prompts)
         return model
 
     gain = data_guard(start, _gain_data(dev), prompt="auto", prompts=[None])
     guards = release_guards(start, config, "dev", dev)
     return choose_alpha(start, vector, gain, guards, alphas=ALPHAS, finish=finished)
+
+
+def _choose_directions(
+    start: SentenceTransformer,
+    model: SentenceTransformer,
+    embeddings: Mapping[str, Tensor],
+    config: RunConfig,
+    dev: Mapping[str, ParallelSet],
+) -> DirectionsCurve:
+    """Choose the number of directions to remove from a merged encoder, under the guards with labels.
+
+    The gain is that over the merged encoder; the guards compare with the encoder before training.
+    """
+    released = shared_copy(model)
+    released.prompts = {} if config.merge is None else search_prompts(start.prompts)
+    gain = data_guard(released, in_one_pool(_gain_data(dev)), prompt="auto")
+    return choose_directions(released, embeddings, gain, _label_guards(start, config, "dev"))
+
+
+def _label_guards(original: SentenceTransformer, config: RunConfig, part: Part) -> list[Guard]:
+    return [data_guard(original, one, prompt="auto", prompts=[None]) for one in _guard_data(config, part)]
 
 
 def _structure_texts(part: Part, dev: Mapping[str, ParallelSet] | None = None) -> dict[str, list[str]]:
