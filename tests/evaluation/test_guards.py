@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from metaphrase.encoders.debiasing import without_directions
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import load_guard_data
-from metaphrase.evaluation.guards import ALPHAS, RULE, AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
+from metaphrase.evaluation.guards import (
+    ALPHAS,
+    RULE,
+    AlphaCurve,
+    Guard,
+    GuardEvaluator,
+    choose_alpha,
+    data_guard,
+    structure_guard,
+)
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.merging import TaskVector
 
@@ -291,6 +300,22 @@ def test_similarity_structure_does_not_count_the_removal_of_directions(tiny_enco
     far, near = (guard.measure(one) for one in (moved(tiny_encoder, 0.02), moved(tiny_encoder, 0.002)))
     assert guard.measure(without_directions(moved(tiny_encoder, 0.02), direction))["difference"] < -1
     assert far["difference"] < near["difference"] < 0
+
+
+def test_guards_are_measured_during_training(tiny_encoder, bitext, sts, tmp_path):
+    texts = {"de": [one["source"] for one in bitext]}
+    guards = [structure_guard(tiny_encoder, texts), data_guard(tiny_encoder, load_guard_data(sts))]
+    evaluator = GuardEvaluator(guards)
+    changed = moved(tiny_encoder, 0.02)
+    expected = [guard.measure(changed)["after"] / 100 for guard in guards]
+    tiny_encoder.load_state_dict(changed.state_dict())  # trained in place
+    metrics = evaluator(tiny_encoder, str(tmp_path / "eval"), epoch=0, steps=10)
+    assert list(metrics) == ["guard_structure", "guard_stsb"]
+    assert list(metrics.values()) == pytest.approx(expected)
+    assert 0 < metrics[evaluator.primary_metric] < 0.99
+    header, values = (tmp_path / "eval" / "guard_evaluation_results.csv").read_text().splitlines()
+    assert header.split(",") == ["epoch", "steps", *metrics]
+    assert values.split(",")[:2] == ["0", "10"]
 
 
 def test_folders_without_development_data_are_refused(tiny_encoder, tmp_path):

@@ -14,20 +14,22 @@ from tests.publishing.reports import analyses, comparison
 def test_learning_curves_are_finite_scalars_with_two_points():
     history = [
         {"step": 1, "loss": 3.0, "tr": float("nan"), "learning_rate": 0.1, "note": "x"},
-        {"step": 2, "loss": float("inf"), "tr": 1.0, "eval_sw_mean_accuracy": 0.5, "eval_runtime": 2.0},
-        {"step": 3, "loss": 1.0, "eval_sw_mean_accuracy": 0.6, "eval_runtime": 2.0},
+        {"step": 2, "loss": float("inf"), "tr": 1.0, "eval_sw_mean_accuracy": 0.5, "eval_guard_a": 1.0},
+        {"step": 3, "loss": 1.0, "eval_sw_mean_accuracy": 0.6, "eval_runtime": 2.0, "eval_guard_a": 0.5},
         {"train_loss": 2.0, "step": 3},
         {"loss": 9.0},
     ]
     assert plots.learning_curves(history) == {
         "loss": [(1, 3.0), (3, 1.0)],
         "eval_sw_mean_accuracy": [(2, 0.5), (3, 0.6)],
+        "eval_guard_a": [(2, 1.0), (3, 0.5)],
     }
 
 
-def test_accuracies_are_drawn_in_percent():
+@pytest.mark.parametrize("name", ["eval_sw_mean_accuracy", "eval_guard_structure"])
+def test_accuracies_and_guards_are_drawn_in_percent(name):
     figure = Figure()
-    plots.draw_curves(figure, curves={"loss": [(1, 3.0), (3, 0.5)], "eval_sw_mean_accuracy": [(2, 0.5), (3, 0.625)]})
+    plots.draw_curves(figure, curves={"loss": [(1, 3.0), (3, 0.5)], name: [(2, 0.5), (3, 0.625)]})
     loss, accuracy = figure.axes
     assert loss.lines[0].get_ydata().tolist() == [3.0, 0.5]
     assert accuracy.lines[0].get_ydata().tolist() == [50, 62.5]

@@ -34,6 +34,12 @@ def test_few_pairs_do_not_tell_a_tie(pairs, said):
     assert line.startswith("sw: Better.")
 
 
+def test_directions_are_not_chosen_without_a_guard(tmp_path):
+    config = AdaptationConfig(["my.tsv"], ["sw"], debias="auto", output_dir=str(tmp_path / "out"))
+    with pytest.raises(UsageError, match=r"--debias auto needs data .* Pass folders with --guard, or a number"):
+        Adaptation(config)
+
+
 @pytest.mark.parametrize(
     ("verdict", "said"), [("kept", "were preserved"), ("lost", "lost more than"), ("uncertain", "may have lost")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.merging.projection import find_projection
+from metaphrase.publishing import debiasing
 from metaphrase.training import finishing
-from metaphrase.training.finishing import ALPHAS, encoded_texts, finish, release_guards
+from metaphrase.training.finishing import ALPHAS, encoded_texts, finish, release_guards, training_guards
 from metaphrase.training.planning import count_prompts
 
 PROMPTS = {"query": "ask: ", "passage": "tell: "}
@@ -74,17 +76,88 @@ def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev,
         assert (find_projection(model) is not None) == bool(directions)
 
 
+@pytest.fixture
+def guard(tmp_path, bitext) -> Path:
+    """A folder with labels."""
+    folder = tmp_path / "sts"
+    folder.mkdir()
+    rows = [f'"{one["source"]}","{other["source"]}",{at}\n' for at, (one, other) in enumerate(pairwise(bitext))]
+    (folder / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
+    return folder
+
+
+def language(code: str, number: int) -> ParallelSet:
+    return ParallelSet(code, *(tuple(f"{text} {at}" for at in range(number)) for text in ("hund", "dog")))
+
+
+@pytest.mark.usefixtures("small")
+def test_similarity_structure_covers_languages_of_the_dev_sets(start, trained, dev):
+    """Those that the packaged texts lack, up to a number of languages and of sentences."""
+    original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start))
+    further = {f"x{at}": language(f"x{at}", 19 + at) for at in range(8)} | {"y": language("y", 300)}
+    covered, packaged = (
+        release_guards(original, config, "dev", sets)[0].measure(trained) for sets in (dev | further, None)
+    )
+    assert packaged["languages"].keys() == {"de", "en"}
+    assert covered["languages"].keys() == {"de", "en", "x1", "x3", "x5", "x6", "y"}
+    assert covered["n"] == packaged["n"] + 20 + 22 + 24 + 25 + 100
+
+
+@pytest.mark.usefixtures("small")
+def test_guards_with_many_texts_are_not_measured_during_training(start, dev, guard, bitext, monkeypatch, caplog):
+    original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start), guard=[str(guard)])
+    for most, names in ((len(bitext), ["similarity structure", "sts"]), (len(bitext) - 1, ["similarity structure"])):
+        monkeypatch.setattr(finishing, "TRAINING_TEXTS", most)
+        with caplog.at_level("INFO"):
+            assert [one.name for one in training_guards(original, config, dev)] == names
+        assert ("Not measured during training, because of more than 23 texts: sts." in caplog.text) == (len(names) < 2)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("chosen", [4, 0])
+def test_the_number_of_directions_is_chosen_after_the_weight(
+    start, trained, dev, guard, tmp_path, monkeypatch, chosen
+):
+    """The choice itself depends on the encoder, so that both of its outcomes are forced."""
+    choose = finishing.choose_directions
+
+    def forced(model, embeddings, gain, guards):
+        assert model.prompts == search_prompts(PROMPTS)
+        assert find_projection(model) is None
+        curve = choose(model, embeddings, gain, guards)
+        assert [point["directions"] for point in curve.points] == [0, 10]
+        assert [point["guards"].keys() for point in curve.points] == [{"sts"}, {"sts"}]
+        assert curve.points[0]["gain"]["difference"] == 0
+        assert guards[0].measure(load_encoder(start, device="cpu"))["difference"] == 0  # than before training
+        curve.points[1]["directions"] = 4
+        return replace(curve, directions=chosen)
+
+    monkeypatch.setattr(finishing, "choose_directions", forced)
+    settings = {"merge": 0.5, "debias": "auto", "guard": [str(guard)], "output_dir": str(tmp_path)}
+    finished = finish(trained, RunConfig(model=str(start), **settings), pooling="cls", dev=dev)
+    facts = finished.facts["debias"]
+    assert (facts["directions"], facts["languages"]) == (chosen, 12)
+    projection = find_projection(finished.encoder)
+    if chosen:
+        assert facts["chosen"].startswith("4 directions were chosen: dev ")
+        assert projection is not None
+        assert len(projection[1]) == 4
+    else:
+        assert facts["chosen"].startswith("Nothing can be gained without a loss.")
+        assert projection is None
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("merge", "directions", "guarded"), [("auto", 0, False), ("auto", 5, True), (0.5, 5, True), (None, 0, True)]
+    ("merge", "directions", "guarded"),
+    [("auto", 0, False), ("auto", 5, True), (0.5, 5, True), (None, 0, True), ("auto", "auto", True)],
 )
 def test_the_texts_of_all_measurements_are_counted(
-    start, trained, dev, bitext, tmp_path, monkeypatch, merge, directions, guarded
+    start, trained, dev, guard, tmp_path, monkeypatch, merge, directions, guarded
 ):
-    guard = tmp_path / "sts"
-    guard.mkdir()
-    rows = [f'"{one["source"]}","{other["source"]}",{at}\n' for at, (one, other) in enumerate(pairwise(bitext))]
-    (guard / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
+    dev |= {"xx": language("xx", 30)}
+    for module in (finishing, debiasing):
+        monkeypatch.setattr(module, "MEASURED", (2, 4))
     original, again = (load_encoder(start, device="cpu") for _ in range(2))  # encodes a few sentences, as a check
     monkeypatch.setattr(finishing, "load_encoder", lambda *_, **options: again)
     encoded = []
@@ -96,9 +169,12 @@ def test_the_texts_of_all_measurements_are_counted(
     )
     settings = {"model": str(start), "merge": merge, "debias": directions, "output_dir": str(tmp_path)}
     config = RunConfig(**settings, guard=[str(guard)] if guarded else [])
+    during = training_guards(original, config, dev)
+    for one in [*during, *during]:
+        one.measure(trained)
     guards = release_guards(original, config, "test")
     released = finish(trained, config, pooling="cls", dev=dev).encoder
     for one in guards:
         one.measure(released)
-    groups = encoded_texts(config, dev, prompts=count_prompts(original))
+    groups = encoded_texts(config, dev, prompts=count_prompts(original), evaluations=2)
     assert len(encoded) == sum(number * len(texts) for texts, number in groups) > 0

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shlex
+import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -321,6 +323,52 @@ def test_the_interval_of_evaluations_is_the_configured_one(settings, tmp_path):
     assert [log["step"] for log in run.trainer.state.log_history if "eval_dev_mean_accuracy" in log] == [1, 2]
 
 
+@pytest.fixture
+def sts(tmp_path, bitext) -> Path:
+    """A guard with labels."""
+    folder = tmp_path / "sts"
+    folder.mkdir()
+    rows = [f'"{one["source"]}","{other["source"]}",{at % 5}\n' for at, (one, other) in enumerate(pairwise(bitext))]
+    (folder / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
+    return folder
+
+
+def guard_log(result) -> list[dict[str, float]]:
+    return [
+        {name: log[name] for name in log if "guard" in name}
+        for log in result.facts["log_history"]
+        if "eval_dev_mean_accuracy" in log
+    ]
+
+
+@pytest.mark.long
+def test_guards_are_measured_with_the_dev_sets_also_after_resuming(execute, settings, sts, tmp_path):
+    """They compare with the encoder before training, and do not decide which model is the best."""
+    options = {"recipe": "tr", "test": [], "dev": settings["test"], "guard": [str(sts)], "learning_rate": 0.05}
+    options |= {"eval_steps": 1, "save_steps": 1, "save_total_limit": 0}
+    whole = execute(**options)
+    assert [log.keys() for log in guard_log(whole)] == [{"eval_guard_structure", "eval_guard_sts"}] * 3
+    assert 0 < guard_log(whole)[-1]["eval_guard_structure"] < 0.99
+    for log in whole.facts["log_history"]:
+        assert log.get("eval_sequential_score") == log.get("eval_dev_mean_accuracy")
+    for later in ("checkpoint-2", "checkpoint-3"):
+        shutil.rmtree(tmp_path / "out" / later)
+    resumed = execute(**options, resume_from_checkpoint="true")
+    assert guard_log(resumed) == guard_log(whole)
+
+
+@pytest.mark.parametrize("changes", [{"retention": ["none"]}, {"dev": [], "eval_strategy": "no"}])
+def test_guards_can_be_left_out(execute, settings, changes):
+    options = {"recipe": "tr", "test": [], "dev": settings["test"], "eval_steps": 1, "max_steps": 1}
+    result = execute(**options | changes)
+    assert "guard" not in json.dumps(result.facts["log_history"])
+
+
+def test_a_guard_needs_data_that_it_is_measured_with(execute, sts):
+    with pytest.raises(UsageError, match="also pass --dev or --test"):
+        execute(test=[], guard=[str(sts)])
+
+
 def test_a_baseline_without_a_test_set_is_refused_before_training(execute, tmp_path):
     with pytest.raises(UsageError, match="baseline has no results on test"):
         execute(inputs=Inputs(baseline=baseline.Baseline()))
@@ -347,6 +395,9 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
     [
         ({"merge": 0.5, "debias": 500}, "--debias removes up to 31 directions"),
         ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data for a guard"),
+        ({"debias": "auto"}, "--debias auto needs data .* Pass folders with --guard, or a number"),
+        ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),
+        ({"debias": "most"}, "'debias' must be a whole number .* or 'auto', but is 'most'"),
         (
             {"metric_for_best_model": "eval_dev_mean_acuracy"},
             r"is not measured \(did you mean 'eval_dev_mean_accuracy'\?\); choose one of .*, eval_dev_fi_accuracy, ",
@@ -359,7 +410,7 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
 )
 def test_a_release_that_cannot_be_made_is_refused_before_training(execute, settings, tmp_path, wrong, message):
     with pytest.raises(MetaphraseError, match=message):
-        execute(test=[], dev=settings["test"], **wrong)
+        execute(**{"test": [], "dev": settings["test"]} | wrong)
     assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 

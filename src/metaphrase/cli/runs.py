@@ -128,6 +128,8 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
         yield "\n" + effect_line(title, one, one.get("limit"), one["verdict"])
     if result.curve is not None:
         yield f"\n{result.curve}"
+    if chosen := result.facts.get("debias", {}).get("chosen"):
+        yield f"\n{chosen}"
     if result.verdict:
         yield f"\n{result.verdict}"
     if result.report is not None:

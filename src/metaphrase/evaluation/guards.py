@@ -19,6 +19,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encode_texts
+from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.guard_data import LabelledData
 from metaphrase.evaluation.similarity_structure import similarity_structure
 from metaphrase.io.arguments import AtLeast0, checked
@@ -145,12 +146,11 @@ def data_guard(
     different: dict[tuple[str, ...], str | None] = {}
     for prompt in (encoding.get("prompt"), *prompts):
         different.setdefault(tuple(resolve_prompt(original, prompt, use) for use in uses), prompt)
-    results = [data.evaluate(original, data.sets, **{**encoding, "prompt": one}) for one in different.values()]
+    results = (data.evaluate(original, data.sets, **{**encoding, "prompt": one}) for one in different.values())
     before = max(results, key=lambda result: result.average.score)
 
     def measure(model: SentenceTransformer) -> dict[str, Any]:
-        after = results[0] if model is original else data.evaluate(model, data.sets, **encoding)
-        comparison = compare(before, after)
+        comparison = compare(before, data.evaluate(model, data.sets, **encoding))
         pooled = comparison["pooled"]
         return {
             **{key: pooled[key] for key in ("before", "after", "difference", "interval", "verdict", "n")},
@@ -194,13 +194,7 @@ def structure_guard(
             rows_nh = cached.encode(texts, **settings)
             return rows_nh if removed is None else rows_nh - (rows_nh @ removed[1].T.numpy()) @ removed[1].numpy()
 
-        result = similarity_structure(
-            cached,
-            cached if model is original else model,
-            texts_by_language,
-            encode_original=encode_original,
-            **encoding,
-        )
+        result = similarity_structure(cached, model, texts_by_language, encode_original=encode_original, **encoding)
         score, (low, high) = result.average.score, result.average.interval or (0.0, 100.0)
         verdict = "kept" if low >= 100 - max_loss else "lost" if high < 100 - max_loss else "uncertain"
         return {
@@ -216,6 +210,28 @@ def structure_guard(
         }
 
     return Guard(STRUCTURE, measure)
+
+
+class GuardEvaluator(RecordedEvaluator):
+    """Guards during training: the metrics are the scores of the encoder, such as ``guard_structure`` and ``guard_stsb``.
+
+    They are fractions, like those of the other evaluators.
+
+    Args:
+        guards: Similarity structure and further guards, made with the encoder before training.
+        **options: The other arguments of `RecordedEvaluator`.
+    """
+
+    kind = "guard"
+    metric = "guard_structure"
+
+    def __init__(self, guards: Sequence[Guard], **options: Any) -> None:
+        super().__init__(**options)
+        self.guards = {f"guard_{one.name.removeprefix('similarity ')}": one for one in guards}
+
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
+        return {name: guard.measure(model)["after"] / 100 for name, guard in self.guards.items()}
 
 
 def choose_alpha(

@@ -68,6 +68,8 @@ LanguageTemperature = Annotated[float, Range(0, 10)]
 Ratio = Annotated[float, Range(above=0, most=1000)]
 Count = Annotated[int, Range(1, 2**31 - 1)]
 CountOr0 = Annotated[int, Range(0, 2**31 - 1)]
+#: Number of directions to remove, or ``"auto"``: the best one under guards.
+Directions = CountOr0 | Literal["auto"]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 Resamples = Annotated[int, Range(1, 100_000)]
 #: Maximum number of pieces of a text: at least one piece between two special tokens.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -162,15 +162,16 @@ def debias(
         UsageError: The languages do not differ in so many directions.
         NonFiniteError: An embedding is NaN or infinite.
     """
-    encoding: EncodingOptions = {"prompt": prompt, "batch_size": batch_size, "show_progress": show_progress}
-    direction_kh, share = language_directions(_embedded(model, texts, encoding), directions)
+    embeddings = embed_languages(model, texts, prompt=prompt, batch_size=batch_size, show_progress=show_progress)
+    direction_kh, share = language_directions(embeddings, directions)
     return without_directions(model, direction_kh), share
 
 
-def _embedded(
-    model: SentenceTransformer, texts: Mapping[str, Sequence[str]], encoding: EncodingOptions
+@checked
+def embed_languages(
+    model: SentenceTransformer, texts: Mapping[str, Sequence[str]], **encoding: Unpack[EncodingOptions]
 ) -> dict[str, Tensor]:
-    """Embeddings of the texts of each language, shape ``(texts, hidden)``."""
+    """Embeddings of the texts of each language, on which directions are estimated, shape ``(texts, hidden)``."""
     with model.truncate_embeddings(None):  # the directions are removed before embeddings are truncated
         sides = embed_sides(model, texts.values(), **encoding)
         return {language: torch.from_numpy(one_nh) for language, one_nh in zip(texts, sides, strict=True)}
@@ -193,7 +194,7 @@ def choose_directions(
     """Measure gain and cost of the removal of several numbers of directions, and choose one by `RULE`.
 
     Args:
-        model: The model, with which the guards were made. It does not change.
+        model: The model that `gain` compares with. It does not change.
         embeddings: Embeddings of each language, see `metaphrase.encoders.debiasing.language_directions`.
         gain: Measurement that should improve, such as retrieval from one pool of several languages.
         guards: Measurements that must not get worse. Similarity structure is no such measurement: it does not count what is
@@ -257,7 +258,7 @@ def write_debiased(
         "batch_size": options.batch_size,
         "show_progress": show_progress,
     }
-    embeddings = _embedded(model, texts, encoding)
+    embeddings = embed_languages(model, texts, **encoding)
     directions, curve = options.directions, None
     if directions == "auto":
         notify("Measuring gain and guards for several numbers of directions …")
@@ -304,7 +305,12 @@ def _measured(options: DebiasOptions) -> list[LabelledData]:
             "with --guard."
         )
     guards = [load_guard_data(folder, max_items=options.max_items) for folder in options.guard]
-    return [replace(pairs, evaluate=partial(evaluate_retrieval, one_pool=True)), *guards]
+    return [in_one_pool(pairs), *guards]
+
+
+def in_one_pool(pairs: LabelledData) -> LabelledData:
+    """Parallel sentences whose translations are searched in one pool of the sentences of all languages."""
+    return replace(pairs, evaluate=partial(evaluate_retrieval, one_pool=True))
 
 
 def _check(options: DebiasOptions) -> None:

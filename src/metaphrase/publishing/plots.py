@@ -169,7 +169,7 @@ def alpha_chart(curve: Mapping[str, Any]) -> Chart:
 
 
 def learning_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """The loss, each objective and each accuracy measured during training, if they have two finite values.
+    """The loss, each objective, mean accuracies and guards during training, if they have two finite values.
 
     >>> learning_curves([{"step": 5, "tr": 2.0, "epoch": 0.1}, {"step": 10, "tr": 1.5, "epoch": 0.2}])
     {'tr': [(5, 2.0), (10, 1.5)]}
@@ -184,7 +184,7 @@ def learning_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tupl
 
 def _is_curve(key: str) -> bool:
     if key.startswith("eval_"):
-        return key.endswith(("mean_accuracy", "eval_loss"))
+        return key.startswith("eval_guard_") or key.endswith(("mean_accuracy", "eval_loss"))
     return key not in _NOT_CURVES and not key.startswith("train_")
 
 
@@ -302,13 +302,14 @@ def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
 
 
 def draw_curves(figure: Figure, *, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-    """A panel for each scalar of the training log; accuracies, which are logged as fractions, are drawn in percent."""
+    """A panel for each scalar of the training log; accuracies and guards, logged as fractions, are drawn in percent."""
     columns = min(2, len(curves))
     lines = -(-len(curves) // columns)
     figure.set_size_inches(_WIDTH / 2 * columns, 1.8 * lines)
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for (name, points), axes in zip(curves.items(), panels, strict=False):
-        scale, unit = (100, " %") if name.endswith("accuracy") else (1, "")
+        is_fraction = name.endswith("accuracy") or name.startswith("eval_guard_")
+        scale, unit = (100, " %") if is_fraction else (1, "")
         steps, values = zip(*((step, scale * value) for step, value in points), strict=True)
         axes.plot(steps, values, color=COLOURS["after"])
         axes.set_title(f"{_shortened(name)}, last {values[-1]:.3g}{unit}", fontsize=8)

@@ -75,7 +75,7 @@ def log_readably(trainer: AlignmentTrainer) -> None:
 
 
 def log_line(logs: Mapping[str, Any], step: int) -> str:
-    """The trainer's values at a step as a line of text, accuracies in percent; of many values, the first ones.
+    """The trainer's values at a step as a line of text, accuracies and guards in percent; of many values, the first ones.
 
     >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "eval_runtime": 7.1, "total_flos": 0.0}, 10)
     'step 10, epoch 0.5: loss 1.235, learning rate 4e-05'
@@ -93,7 +93,8 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    """A value of the log; evaluators return accuracies as fractions."""
+    """A value of the log; evaluators return accuracies and guards as fractions."""
     if not isinstance(value, float):
         return str(value)
-    return f"{100 * value:.1f} %" if name.endswith("accuracy") else f"{value:.4g}"
+    is_fraction = name.endswith("accuracy") or name.startswith("eval_guard_")
+    return f"{100 * value:.1f} %" if is_fraction else f"{value:.4g}"

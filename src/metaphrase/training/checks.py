@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from importlib.util import find_spec
+from typing import Any
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.monolingual import check_monolingual
@@ -37,9 +38,20 @@ def check(config: RunConfig, *, dev: Collection[str] | None = None, tests: Colle
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
     if config.merge == "auto" and not (config.dev if dev is None else dev):
         raise UsageError("--merge auto needs pairs to measure the gain: pass --dev, or a number with --merge.")
-    if config.guard and config.merge != "auto" and not (config.test if tests is None else tests):
-        raise UsageError("--guard is measured with the test sets: also pass --test.")
+    check_directions(config.debias, config.guard, config.dev if dev is None else dev)
+    if config.guard and not ((config.dev if dev is None else dev) or (config.test if tests is None else tests)):
+        raise UsageError("--guard is measured with the dev sets and the test sets: also pass --dev or --test.")
     find_files(config.corpus, **selected(config))
+
+
+def check_directions(directions: Any, guard: Collection[str], dev: Collection[str]) -> None:
+    """Refuse to choose the number of directions of language identity without data that show gain and loss."""
+    if directions == "auto" and not (guard and dev):
+        missing = " and ".join(name for name, given in (("--dev", dev), ("--guard", guard)) if not given)
+        raise UsageError(
+            "--debias auto needs data that show what the removal of directions gains and loses. Pass folders with "
+            f"{missing}, or a number with --debias."
+        )
 
 
 def check_best_model(config: RunConfig, dev: Collection[str]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
+from torch import Tensor
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import shared_copy
+from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import LabelledData, Part, load_guard_data, spread
@@ -21,15 +24,30 @@ from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
 from metaphrase.merging import TaskVector
 from metaphrase.mining.bulk import distinct_texts
-from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
+from metaphrase.publishing.debiasing import (
+    DECLARATION,
+    MEASURED,
+    DirectionsCurve,
+    choose_directions,
+    debias,
+    embed_languages,
+    in_one_pool,
+    parallel_texts,
+)
 from metaphrase.publishing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
+
+logger = logging.getLogger(__name__)
 
 #: Weights of the trained encoder that ``merge: auto`` measures.
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Maximum numbers when each weight is measured: items per language of a guard, dev pairs of all languages, and texts per
 #: language for the directions of language identity.
 GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
+#: Maximum number of texts of a guard that is measured during training.
+TRAINING_TEXTS = 5000
+#: Similarity structure also covers up to so many languages of the dev sets that have so many different sentences.
+OWN_LANGUAGES, OWN_SENTENCES = 5, 20
 
 
 @dataclass(frozen=True)
@@ -52,35 +70,66 @@ def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
     """
     for folder in config.guard:
         load_guard_data(folder, "dev", halved=True, max_items=1)
-    most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if config.debias else 0
-    if config.debias > most:
+    directions: Any = config.debias
+    most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if directions else 0
+    if directions != "auto" and directions > most:
         raise UsageError(
             f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "
-            f"but is {config.debias}."
+            f"but is {directions}."
         )
 
 
-def release_guards(original: SentenceTransformer, config: RunConfig, part: Part) -> list[Guard]:
+def release_guards(
+    original: SentenceTransformer, config: RunConfig, part: Part, dev: Mapping[str, ParallelSet] | None = None
+) -> list[Guard]:
     """Guards on abilities other than retrieval of translations, measured before training.
 
-    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text.
+    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text. Similarity
+    structure also covers languages of ``dev``.
     """
-    guards = (data_guard(original, one, prompt="auto", prompts=[None]) for one in _guard_data(config, part))
-    return [structure_guard(original, _structure_texts(part)), *guards]
+    return [structure_guard(original, _structure_texts(part, dev)), *_label_guards(original, config, part)]
 
 
-def encoded_texts(config: RunConfig, dev: Mapping[str, ParallelSet], *, prompts: int) -> list[tuple[list[str], int]]:
-    """Groups of texts that `finish` and the guards of a release encode, and how often each group is encoded.
+def training_guards(original: SentenceTransformer, config: RunConfig, dev: Mapping[str, ParallelSet]) -> list[Guard]:
+    """Guards that are measured with the dev sets during training, and like these without a prompt, on the part ``dev``.
 
-    ``prompts`` is the number of prompts that the original encoder is measured with.
+    Data with many texts, such as answers to find among all sentences of a benchmark, would take too long.
+    """
+    data = _guard_data(config, "dev")
+    if large := [one.name for one in data if not _is_small(one)]:
+        logger.info(
+            "Not measured during training, because of more than %d texts: %s.", TRAINING_TEXTS, ", ".join(large)
+        )
+    guards = (data_guard(original, one) for one in data if _is_small(one))
+    return [structure_guard(original, _structure_texts("dev", dev)), *guards]
+
+
+def _is_small(data: LabelledData) -> bool:
+    return len(data.texts) <= TRAINING_TEXTS
+
+
+def encoded_texts(
+    config: RunConfig, dev: Mapping[str, ParallelSet], *, prompts: int, evaluations: int = 0
+) -> list[tuple[list[str], int]]:
+    """Groups of texts that `finish` and the guards of a run encode, and how often each group is encoded.
+
+    ``prompts`` is the number of prompts that the original encoder is measured with, ``evaluations`` the number of
+    measurements during training.
     """
     texts = parallel_texts() if config.debias else {}
     groups = [(_distinct(_structure_texts("test")), 2)]  # before and after training
     groups += [(data.texts, prompts + 1) for data in _guard_data(config, "test")]
+    if evaluations:
+        groups.append((_distinct(_structure_texts("dev", dev)), 1 + evaluations))
+        groups += [(data.texts, 1 + evaluations) for data in _guard_data(config, "dev") if _is_small(data)]
     if config.merge == "auto":
-        groups.append((_distinct(_structure_texts("dev")), 1 + len(ALPHAS)))
+        groups.append((_distinct(_structure_texts("dev", dev)), 1 + len(ALPHAS)))
         groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
+    if config.merge == "auto" and config.debias != "auto":
         groups.append((_distinct(_sample(texts)), len(ALPHAS)))
+    if config.debias == "auto":
+        groups.append((_gain_data(dev).texts, 2 + len(MEASURED)))  # before, and without 0 to 40 directions
+        groups += [(data.texts, prompts + 1 + len(MEASURED)) for data in _guard_data(config, "dev")]
     return [*groups, (_distinct(texts), 1)]
 
 
@@ -95,14 +144,16 @@ def finish(
     """Merge a trained encoder with the original one, and project language identity out of it, as configured.
 
     The encoder itself does not change. If the weight is to be chosen, ``dev`` shows the gain, and the curve is written to
-    the output folder. ``pooling`` is the pooling of an original encoder that has none.
+    the output folder. A number of directions that is to be chosen is chosen after the weight. ``pooling`` is the pooling of
+    an original encoder that has none.
     """
     facts: dict[str, Any] = {}
     curve = None
     texts = parallel_texts() if config.debias else {}
-    if config.merge is not None:
+    if config.merge is not None or config.debias == "auto":
         start = load_encoder(config.model, pooling=config.pooling, default_pooling=pooling, device=str(model.device))
         start.max_seq_length = model.max_seq_length
+    if config.merge is not None:
         vector = TaskVector.between(start, shared_copy(model))
         alpha: Any = config.merge
         if alpha == "auto":
@@ -115,8 +166,15 @@ def finish(
         if curve is not None:
             facts["merge"] |= {"chosen": str(curve)}
     if config.debias:
-        model, _ = debias(model, texts, config.debias, show_progress=show_progress)
-        facts["debias"] = {"directions": config.debias, "languages": len(texts), "data": DECLARATION}
+        directions: Any = config.debias
+        facts["debias"] = {"directions": directions, "languages": len(texts), "data": DECLARATION}
+        embeddings = embed_languages(model, texts, show_progress=show_progress)
+        if directions == "auto":
+            chosen = _choose_directions(start, model, embeddings, config, dev)
+            directions = chosen.directions
+            facts["debias"] |= {"directions": directions, "chosen": str(chosen)}
+        if directions:
+            model = without_directions(model, language_directions(embeddings, directions)[0])
     return Finished(model, facts, curve)
 
 
@@ -129,18 +187,45 @@ def _choose(
 ) -> AlphaCurve:
     """Choose the weight by its gain on the dev pairs, under guards."""
     sample = _sample(texts)
+    directions: Any = 0 if config.debias == "auto" else config.debias  # chosen after the weight
 
     def finished(model: SentenceTransformer) -> SentenceTransformer:
-        model = debias(model, sample, config.debias)[0] if config.debias else shared_copy(model)
+        model = debias(model, sample, directions)[0] if directions else shared_copy(model)
         model.prompts = search_prompts(start.prompts)
         return model
 
     gain = data_guard(start, _gain_data(dev), prompt="auto", prompts=[None])
-    return choose_alpha(start, vector, gain, release_guards(start, config, "dev"), alphas=ALPHAS, finish=finished)
+    guards = release_guards(start, config, "dev", dev)
+    return choose_alpha(start, vector, gain, guards, alphas=ALPHAS, finish=finished)
 
 
-def _structure_texts(part: Part) -> dict[str, list[str]]:
-    return structure_texts(english=100, articles="odd" if part == "dev" else "even")
+def _choose_directions(
+    start: SentenceTransformer,
+    model: SentenceTransformer,
+    embeddings: Mapping[str, Tensor],
+    config: RunConfig,
+    dev: Mapping[str, ParallelSet],
+) -> DirectionsCurve:
+    """Choose the number of directions to remove from a merged encoder, under the guards with labels.
+
+    The gain is that over the merged encoder; the guards compare with the encoder before training.
+    """
+    released = shared_copy(model)
+    released.prompts = {} if config.merge is None else search_prompts(start.prompts)
+    gain = data_guard(released, in_one_pool(_gain_data(dev)), prompt="auto")
+    return choose_directions(released, embeddings, gain, _label_guards(start, config, "dev"))
+
+
+def _label_guards(original: SentenceTransformer, config: RunConfig, part: Part) -> list[Guard]:
+    return [data_guard(original, one, prompt="auto", prompts=[None]) for one in _guard_data(config, part)]
+
+
+def _structure_texts(part: Part, dev: Mapping[str, ParallelSet] | None = None) -> dict[str, list[str]]:
+    """The packaged texts of a part, and sentences of dev sets in languages that these lack."""
+    texts = structure_texts(english=GUARD_ITEMS, articles="odd" if part == "dev" else "even")
+    distinct = {language: list(dict.fromkeys(one.sources)) for language, one in sorted((dev or {}).items())}
+    own = [one for one, sentences in distinct.items() if one not in texts and len(sentences) >= OWN_SENTENCES]
+    return texts | {one: spread(distinct[one], GUARD_ITEMS) for one in spread(own, OWN_LANGUAGES)}
 
 
 def _guard_data(config: RunConfig, part: Part) -> list[LabelledData]:

@@ -41,7 +41,8 @@ def describe(
         for file in facts["files"]
     ]
     card.leakage = facts["leakage"]
-    card.merge, card.debias = facts.get("merge"), facts.get("debias")
+    removed = facts.get("debias", {})
+    card.merge, card.debias = facts.get("merge"), removed if removed.get("directions") else None
     card.teacher = _teacher(facts.get("recipe", {}))
     card.language = sorted({language for file in facts["files"] for language in file["languages"]})
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from datasets import IterableDataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy
@@ -30,6 +31,7 @@ from metaphrase.encoders.adapters import add_lora, has_adapter
 from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.encoding import Encoders
+from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, versions
@@ -65,7 +67,7 @@ from metaphrase.training.corpora import (
     with_columns,
 )
 from metaphrase.training.distributed import from_first_process
-from metaphrase.training.finishing import check_finish, finish, release_guards
+from metaphrase.training.finishing import check_finish, finish, release_guards, training_guards
 from metaphrase.training.loss import AlignmentLoss, build_loss
 from metaphrase.training.planning import TRIAL_PAIRS, faster_precision
 from metaphrase.training.releases import TRANSFORMS, describe
@@ -254,8 +256,7 @@ class TrainingRun:
             raise UsageError(
                 f"The given baseline has no results on {', '.join(missing)}. Omit it, or measure it there."
             )
-        guarded: Any = self.config.guard or self.config.retention != ["none"]
-        guarded = guarded and self.tests.trained and not self.recipe.language_embedding
+        guarded = self._is_guarded and self.tests.trained
         self.guards = release_guards(self.encoder, self.config, "test") if guarded else []
 
     def load_corpus(self) -> None:
@@ -361,19 +362,22 @@ class TrainingRun:
                     f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Add "
                     "pairs, or lower --per_device_train_batch_size."
                 )
-        evaluators = None
+        evaluators: list[BaseEvaluator] = []
         if self.dev:
-            evaluators = [RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)]
-            check_best_metric(arguments, evaluators[0].metrics)
-        if evaluators and arguments.eval_strategy == IntervalStrategy.NO:
-            arguments.eval_strategy = IntervalStrategy.STEPS
-            arguments.eval_steps = arguments.eval_steps or arguments.save_steps
+            retrieval = RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)
+            check_best_metric(arguments, retrieval.metrics)
+            if self._is_guarded:
+                evaluators.append(GuardEvaluator(training_guards(self.encoder, self.config, self.dev)))
+            evaluators.append(retrieval)  # the last one has the sequential score
+            if arguments.eval_strategy == IntervalStrategy.NO:
+                arguments.eval_strategy = IntervalStrategy.STEPS
+                arguments.eval_steps = arguments.eval_steps or arguments.save_steps
         self.trainer = AlignmentTrainer(
             model=self.encoder,
             args=arguments,
             train_dataset=dataset,
             loss=self.loss,
-            evaluator=evaluators,
+            evaluator=evaluators or None,
             callbacks=self.callbacks,
         )
         log_readably(self.trainer)
@@ -452,6 +456,12 @@ class TrainingRun:
     def repository(self) -> str | None:
         """The repository that the release is pushed to."""
         return self.arguments.hub_model_id
+
+    @property
+    def _is_guarded(self) -> bool:
+        """Whether guards are measured: not if retention is switched off and no data are given."""
+        wanted = bool(self.config.guard) or self.config.retention != ["none"]
+        return wanted and not self.recipe.language_embedding
 
     @property
     def _show_progress(self) -> bool:
