@@ -155,7 +155,7 @@ class TrainingRun:
         self.arguments = config.training_arguments()
         self.output = Path(str(config.output_dir))
         self.result: RunResult | None = None
-        self._preparation = 0.0  # seconds
+        self._began = time.time()
 
     @property
     def is_main_process(self) -> bool:
@@ -180,6 +180,7 @@ class TrainingRun:
             CorpusError: The corpus cannot be read, or is smaller than a batch.
             HubError: The release and its report are written (``result``), but could not be pushed.
         """
+        self._began = time.time()
         self.check()
         self.arguments = self.config.training_arguments()  # resets the state of accelerate, which all runs share
         with self.claim_output():
@@ -261,11 +262,9 @@ class TrainingRun:
 
     def load_corpus(self) -> None:
         """Read the training bitext with the columns that the recipe reads, and the dev bitext."""
-        started = time.time()
         corpus = self.inputs.corpus or read_bitext(self.config, self.encoder, self.arguments)
         self.corpus = with_columns(corpus, self.recipe, self.config, self.arguments)
         self.dev = read_dev(self.config, self.corpus) if self.inputs.dev is None else self.inputs.dev
-        self._preparation = time.time() - started
 
     def build(self) -> None:
         """Build loss and trainer, and verify that the checkpoint to resume belongs to this run."""
@@ -280,10 +279,11 @@ class TrainingRun:
 
     def train(self) -> dict[str, Any]:
         """Train the encoder in place. Returns facts of the run, for card and report."""
-        arguments = self.arguments
+        arguments, started = self.arguments, time.time()
         with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
             self.trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
         seconds = self.trainer.training_seconds
+        self._began += time.time() - started - seconds  # a resumed run was also trained before
         return {
             "command": without_tokens(shlex.join(self.command)),
             "settings": self.config.settings(),
@@ -299,7 +299,7 @@ class TrainingRun:
             "leakage": leakage(self.corpus.dataset, self.tests.merged()),
             "packing": arguments.packing,
             "bf16": arguments.bf16,
-            "seconds": round(self._preparation + seconds, 1),
+            "seconds": self._seconds(),
             "training_seconds": seconds,
             "hardware": hardware(),
             "versions": versions(),
@@ -423,6 +423,8 @@ class TrainingRun:
         result = measure_effects(
             result, model, self.tests, self.baseline, self.guards, show_progress=self._show_progress
         )
+        facts["seconds"] = self._seconds()
+        write_json(self.output / "run.json", facts)
         result.add_to(card)
         self.release(card)
         languages = [*next(iter(tests.values())), *card.language]
@@ -451,6 +453,10 @@ class TrainingRun:
             token=self.arguments.hub_token,
             commit_message="End of training",
         )
+
+    def _seconds(self) -> float:
+        """Seconds of the run so far: loading, measuring and training, also before it was resumed."""
+        return round(time.time() - self._began, 1)
 
     @property
     def repository(self) -> str | None:
