@@ -1,3 +1,5 @@
+import csv
+import gzip
 import io
 import json
 from contextlib import redirect_stderr
@@ -15,6 +17,7 @@ from metaphrase.evaluation import mteb_tasks
 from metaphrase.evaluation.answer_retrieval import evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.mteb_tasks import (
+    answer_task,
     bitext_task,
     evaluate_mteb,
     get_tasks,
@@ -22,12 +25,16 @@ from metaphrase.evaluation.mteb_tasks import (
     model_meta,
     mteb_languages,
     sts_sets,
+    topic_task,
 )
 from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.sib200 import load_topic_folder, topic_pairs
 from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, STSSet, evaluate_sts
+from metaphrase.exceptions import MissingFileError
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.progress import progress_bars
 from tests.evaluation.test_answer_retrieval import write_answers
+from tests.evaluation.test_sib200 import write_topics
 
 
 @pytest.fixture
@@ -134,6 +141,7 @@ def test_language_codes():
         ("ceb", "ceb-Latn"),
         ("bo", "bod-Tibt"),
         ("en", "eng-Latn"),
+        ("ace_Arab", "ace-Arab"),
     ],
 )
 def test_scripts(language, expected):
@@ -316,30 +324,110 @@ def test_bitext_mining_equals_mteb(tiny_encoder, sets, tmp_path, name, subset, s
 def test_answer_retrieval_equals_mteb(tiny_encoder, tmp_path):
     """MTEB's retrieval of XQuAD over the candidates of one language (MRR), and over the pool of all languages (mAP)."""
     answers = load_answer_folder(write_answers(tmp_path / "xquad-r"), ["de", "en"])
-    pool = [(f"{language}-{at}", text) for language, one in answers.items() for at, text in enumerate(one.sentences)]
-
-    def split(asked, candidates, languages):
-        return {
-            "queries": Dataset.from_dict({"id": list(asked.ids), "text": list(asked.questions)}),
-            "corpus": Dataset.from_dict(
-                {"id": [id_ for id_, _ in candidates], "text": [text for _, text in candidates]}
-            ),
-            "relevant_docs": {
-                question: {f"{language}-{answers[language].answers[at]}": 1 for language in languages}
-                for at, question in enumerate(asked.ids)
-            },
-            "top_ranked": None,
-        }
-
     ours = evaluate_answer_retrieval(tiny_encoder, answers, resamples=2, encode=random_rows)
-    for languages, candidates, measure, key in (
-        (["de"], [one for one in pool if one[0].startswith("de")], "MRR in the question's language", "mrr_at_100"),
-        (["de", "en"], pool, "mAP", "map_at_100"),
-    ):
-        data = {"de": {"validation": split(answers["de"], candidates, languages)}}
-        task = with_data("XQuADRetrieval", data, hf_subsets=["de"])
-        theirs = mteb_scores(tiny_encoder, task, tmp_path / measure)["de"]
-        assert ours[measure].languages["de"].score == pytest.approx(100 * theirs[key], abs=2e-3)
+    theirs = mteb_scores(tiny_encoder, answer_task("xquad-r-retrieval", answers), tmp_path)
+    assert set(theirs) == {"de", "en"}
+    for language, scores in theirs.items():
+        mrr = ours["MRR in the question's language"].languages[language].score
+        assert 20 < mrr < 100
+        assert mrr == pytest.approx(100 * scores["mrr_at_100"], abs=2e-3)
+
+    pool = [(f"{language}-{at}", text) for language, one in answers.items() for at, text in enumerate(one.sentences)]
+    asked = answers["de"]
+    split = {
+        "queries": Dataset.from_dict({"id": list(asked.ids), "text": list(asked.questions)}),
+        "corpus": Dataset.from_dict({"id": [id_ for id_, _ in pool], "text": [text for _, text in pool]}),
+        "relevant_docs": {
+            question: {f"{language}-{one.answers[at]}": 1 for language, one in answers.items()}
+            for at, question in enumerate(asked.ids)
+        },
+        "top_ranked": None,
+    }
+    task = with_data("XQuADRetrieval", {"de": {"validation": split}}, hf_subsets=["de"])
+    theirs = mteb_scores(tiny_encoder, task, tmp_path)["de"]
+    assert ours["mAP"].languages["de"].score == pytest.approx(100 * theirs["map_at_100"], abs=2e-3)
+
+
+def with_meaning(texts, **options):
+    """Sentences of SIB-200, here a language, a topic and a number, are near their translations and those of their topic."""
+    return random_rows(texts) + np.stack([random_rows(text.split()[1:]).sum(axis=0) for text in texts])
+
+
+SIB200 = ("eng_Latn", "swh_Latn", "tha_Thai")
+
+
+def local_topics(folder, **chosen):
+    return topic_task("sib200-classification", load_topic_folder(folder, by_id=False), **chosen)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of MTEB
+@pytest.mark.parametrize(("split", "theirs"), [("test", "test"), ("dev", "validation")])
+def test_topics_of_sib200_equal_mteb(tiny_encoder, tmp_path, monkeypatch, split, theirs):
+    """MTEB's task with the rows of the files, transformed, embedded and measured by MTEB."""
+    folder = write_topics(tmp_path / "sib200", SIB200, (("train", 60), (split, 24)))
+    task = with_data("SIB200Classification", {}, hf_subsets=list(SIB200), eval_splits=[theirs])
+    for language in SIB200:
+        splits = {}
+        for ours, name in (("train", "train"), (split, theirs)):
+            with gzip.open(folder / f"{language}.{ours}.tsv.gz", "rt", encoding="utf-8") as file:
+                splits[name] = Dataset.from_list(list(csv.DictReader(file, delimiter="\t")))
+        task.dataset[language] = DatasetDict(splits)
+    task.dataset_transform()
+    monkeypatch.setattr(tiny_encoder, "encode", with_meaning)
+    wrapped = mteb.models.SentenceTransformerEncoderWrapper(tiny_encoder)
+    (expected,) = mteb.evaluate(wrapped, task, cache=None, co2_tracker=False).task_results
+    expected = {row["hf_subset"]: row for row in expected.scores[theirs]}
+    found = mteb_scores(tiny_encoder, local_topics(folder), tmp_path, with_meaning)
+    assert found.keys() == expected.keys() == set(SIB200)
+    for language, scores in found.items():
+        assert 0.5 < scores["accuracy"] < 1
+        for one, other in zip(
+            (scores, *scores["scores_per_experiment"]),
+            (expected[language], *expected[language]["scores_per_experiment"]),
+            strict=True,
+        ):
+            assert [one["accuracy"], one["f1"]] == pytest.approx([other["accuracy"], other["f1"]], abs=1e-6)
+
+
+def test_retrieval_of_sib200_equals_mteb(tiny_encoder, tmp_path):
+    pairs = topic_pairs(load_topic_folder(write_topics(tmp_path / "sib200", SIB200)))
+    theirs = mteb_scores(tiny_encoder, bitext_task("sib200-bitext", pairs), tmp_path, with_meaning)
+    ours = evaluate_retrieval(tiny_encoder, pairs, resamples=2, encode=with_meaning)
+    for language, result in ours.languages.items():
+        for subset, direction in ((f"{language}-en", "source_to_target"), (f"en-{language}", "target_to_source")):
+            accuracy = result.details[direction]["accuracy"]
+            assert 20 < accuracy < 100
+            assert accuracy == pytest.approx(100 * theirs[subset]["accuracy"], abs=1e-3)
+
+
+def test_other_data_of_a_local_task_are_measured_again(tiny_encoder, tmp_path):
+    encoded = []
+
+    def encode(texts, **options):
+        encoded.extend(texts)
+        return with_meaning(texts)
+
+    def measured(task):
+        encoded.clear()
+        (result,) = evaluate_mteb(tiny_encoder, [task], tmp_path, name="m", encode=encode).values()
+        return bool(encoded), result.facts["data_revision"]
+
+    folder = write_topics(tmp_path / "sib200", SIB200)
+    answers = load_answer_folder(write_answers(tmp_path / "xquad-r"), ["de", "en"])
+    first = [measured(local_topics(folder)), measured(answer_task("answers", answers))]
+    again = [measured(local_topics(folder)), measured(answer_task("answers", answers))]
+    assert again == [(False, revision) for _, revision in first]
+    assert measured(local_topics(folder, first=5))[0]
+    write_topics(folder, SIB200, header="index_id\tcategory\ttext", splits=(("train", 33), ("dev", 12)))
+    assert measured(local_topics(folder))[0]
+    assert measured(answer_task("answers", {"de": answers["de"].first_questions(2), "en": answers["en"]}))[0]
+
+
+def test_languages_that_mteb_lacks(tmp_path):
+    answers = load_answer_folder(write_answers(tmp_path / "xquad-r"))
+    assert set(answer_task("answers", answers).hf_subsets) == {"de", "en"}
+    with pytest.raises(MissingFileError, match=r"MTEB's XQuADRetrieval has none of the languages sw\."):
+        answer_task("answers", {"sw": answers["sw"]})
 
 
 def test_progress_is_shown_though_mteb_is_silenced(tiny_encoder):

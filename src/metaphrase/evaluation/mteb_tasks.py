@@ -1,4 +1,4 @@
-"""MTEB for local encoders, and parallel test sets as MTEB tasks. Requires ``metaphrase[mteb]``.
+"""MTEB for local encoders, and local test sets as MTEB tasks. Requires ``metaphrase[mteb]``.
 
 MTEB caches results under the name and revision of the model card. Two checkpoints of one base model are thus the same
 model, and the second would get the scores of the first. Here the revision is a digest of the content of the model, and
@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
+from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -38,10 +40,12 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.evaluation.answer_retrieval import AnswerSet
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts, encoder_settings, resolve_prompt
 from metaphrase.evaluation.result import Measurement, Result, mean_of
+from metaphrase.evaluation.sib200 import TopicSet, measured
 from metaphrase.evaluation.sts import STSSet
-from metaphrase.exceptions import DataError
+from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.arguments import checked
 from metaphrase.io.digests import file_sha256, model_hash
 from metaphrase.io.environment import versions
@@ -80,10 +84,10 @@ def mteb_languages(languages: Sequence[str]) -> list[str]:
 def language_script(language: str) -> str:
     """Code of a language with its script, as in MTEB: the script that the code names, or else the usual one.
 
-    >>> language_script("sw"), language_script("zh"), language_script("zh-Hant")
-    ('swa-Latn', 'zho-Hans', 'zho-Hant')
+    >>> language_script("sw"), language_script("zh"), language_script("zh-Hant"), language_script("ace_Arab")
+    ('swa-Latn', 'zho-Hans', 'zho-Hant', 'ace-Arab')
     """
-    code, _, script = language.partition("-")
+    code, _, script = language.replace("_", "-").partition("-")
     script = script or langcodes.Language.get(code).maximize().script or "Latn"
     return f"{_get_iso1_to_iso3().get(code, code)}-{script}"
 
@@ -129,6 +133,83 @@ def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMini
             self.dataset, self.data_loaded = data, True
 
     return ParallelTexts()
+
+
+def topic_task(name: str, sets: Mapping[str, TopicSet], first: int | None = None) -> AbsTask:
+    """Create MTEB's ``SIB200Classification`` from local sentences.
+
+    MTEB trains ten classifiers in each language, each on eight sentences of each topic, which it draws by their place in the
+    data: the order of the files must be kept to draw the same ones.
+
+    Args:
+        name: Name of the task, under which its result is cached.
+        sets: Sentences per language, from `load_topic_folder` without ``by_id``. Languages that MTEB lacks are left out.
+        first: Number of sentences that are measured, of ``test``, or ``dev`` without ``test``; None measures all.
+
+    Raises:
+        DataError: The sentences to train on or to measure are missing.
+        MissingFileError: MTEB has none of the languages.
+    """
+    split = measured(next(iter(sets.values())))
+    topics = sorted(set(chain.from_iterable(one.topics for one in sets.values())))
+    theirs = {"dev": "validation"}.get(split, split)
+    data = {}
+    for language, one in sets.items():
+        parts = {"train": one.split_only("train"), theirs: one.split_only(split).first_sentences(first)}
+        data[language] = {
+            key: {"text": part.texts, "label": [topics.index(topic) for topic in part.topics]}
+            for key, part in parts.items()
+        }
+    return _local_task(
+        "SIB200Classification",
+        name,
+        theirs,
+        data,
+        lambda splits: DatasetDict({key: Dataset.from_dict(rows) for key, rows in splits.items()}),
+    )
+
+
+def answer_task(name: str, sets: Mapping[str, AnswerSet]) -> AbsTask:
+    """Create MTEB's ``XQuADRetrieval`` from local questions, with the sentences of their language as candidates.
+
+    The candidates of MTEB's own data are paragraphs, of which there are fewer.
+
+    Args:
+        name: Name of the task, under which its result is cached.
+        sets: Questions and candidates per language, from `load_answer_folder`. Languages that MTEB lacks are left out.
+
+    Raises:
+        MissingFileError: MTEB has none of the languages.
+    """
+    split = "validation"
+    data = {
+        language: {
+            "queries": {"id": one.ids, "text": one.questions},
+            "corpus": {"id": [str(row) for row in range(len(one.sentences))], "text": one.sentences},
+            "relevant_docs": {id_: {str(row): 1} for id_, row in zip(one.ids, one.answers, strict=True)},
+        }
+        for language, one in sets.items()
+    }
+
+    def filled(one: Mapping[str, Any]) -> dict[str, Any]:
+        texts = {key: Dataset.from_dict(one[key]) for key in ("queries", "corpus")}
+        return {split: {**texts, "relevant_docs": one["relevant_docs"], "top_ranked": None}}
+
+    return _local_task("XQuADRetrieval", name, split, data, filled)
+
+
+def _local_task(theirs: str, name: str, split: str, data: Mapping[str, Any], fill: Callable[[Any], Any]) -> AbsTask:
+    """A task of MTEB with the data of its languages in memory, under another name and with their digest as revision."""
+    known = mteb.get_task(theirs).hf_subsets
+    kept = {language: one for language, one in data.items() if language in known}
+    if not kept:
+        raise MissingFileError(f"MTEB's {theirs} has none of the languages {', '.join(data)}.")
+    task = mteb.get_task(theirs, eval_splits=[split], hf_subsets=list(kept))
+    revision = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    dataset = {"path": name, "revision": revision}
+    task.metadata = task.metadata.model_copy(update={"name": name, "dataset": dataset, "superseded_by": None})
+    task.dataset, task.data_loaded = {language: fill(one) for language, one in kept.items()}, True
+    return task
 
 
 def get_tasks(names: Sequence[str], languages: Sequence[str] | None = None) -> list[AbsTask]:
@@ -235,7 +316,7 @@ def evaluate_mteb(
 
     Args:
         model: The model.
-        tasks: From `get_tasks`, `bitext_task` or ``mteb.get_tasks``.
+        tasks: From `get_tasks`, `bitext_task`, `topic_task`, `answer_task` or ``mteb.get_tasks``.
         folder: Folder of the cached results, in the format of MTEB's ``ResultCache``.
         name: Name of the model.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`, and `MTEBEncoder` for the prompt ``"auto"``.
@@ -257,13 +338,13 @@ def evaluate_mteb(
     for task in tasks:
         start = time.perf_counter()
         path = cache.get_task_result_path(task.metadata.name, meta)
-        # MTEB draws many progress bars, warns of superseded data sets, and copies tensors.
+        # MTEB draws many progress bars, warns of superseded data sets and of classes that no item has, and copies tensors.
         with (
             progress_bars(encoding.get("show_progress", False), console) as encoder.begin,
             warnings.catch_warnings(),
             redirect_stderr(io.StringIO()),
         ):
-            warnings.filterwarnings("ignore", message=".*superseded|To copy construct")
+            warnings.filterwarnings("ignore", message=".*superseded|.*ill-defined|lbfgs failed|To copy construct")
             mteb.evaluate(
                 encoder,
                 task,

@@ -67,7 +67,7 @@ XLMR_LANGUAGES = _codes(
 
 @dataclass(frozen=True)
 class TopicSet:
-    """Sentences of one language with their topics, in the order of their ids.
+    """Sentences of one language with their topics, in the order of their ids or of the files.
 
     Attributes:
         language: Its code in SIB-200, such as ``"swh_Latn"``.
@@ -146,12 +146,15 @@ def topic_files(folder: Path) -> dict[str, dict[str, Path]]:
     return files
 
 
-def load_topic_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, TopicSet]:
+def load_topic_folder(
+    path: str | Path, languages: Sequence[str] | None = None, *, by_id: bool = True
+) -> dict[str, TopicSet]:
     """Read SIB-200: files ``xxx_Scpt.train.tsv[.gz]``, ``.dev.`` and ``.test.`` with the header ``index_id category text``.
 
     Args:
         path: The folder.
         languages: Languages to read besides English; None reads all.
+        by_id: Sort the sentences by id; otherwise they have the order of the files.
 
     Returns:
         English and the other languages.
@@ -159,7 +162,7 @@ def load_topic_folder(path: str | Path, languages: Sequence[str] | None = None) 
     Raises:
         FileNotFoundError: The folder lacks English or a language.
         DataError: A file has another format.
-        DataMismatchError: The sentences of a language do not match the English ones.
+        DataMismatchError: The sentences of a language do not match the English ones, or without `by_id` their order.
     """
     folder = Path(path)
     files = topic_files(folder)
@@ -168,12 +171,12 @@ def load_topic_folder(path: str | Path, languages: Sequence[str] | None = None) 
         raise MissingFileError(
             f"{folder} has no files {missing[0]}.train.tsv.gz. It has: {', '.join(files) or 'no files of SIB-200'}."
         )
-    return load_topics({language: files[language] for language in wanted})
+    return load_topics({language: files[language] for language in wanted}, by_id=by_id)
 
 
-def load_topics(files: Mapping[str, Mapping[str, Path]]) -> dict[str, TopicSet]:
+def load_topics(files: Mapping[str, Mapping[str, Path]], *, by_id: bool = True) -> dict[str, TopicSet]:
     """Read the files of English and of other languages by split; see `load_topic_folder`."""
-    sets = {language: _read(language, splits) for language, splits in files.items()}
+    sets = {language: _read(language, splits, by_id=by_id) for language, splits in files.items()}
     english = sets[ENGLISH]
     for language, one in sets.items():
         if (one.split, one.ids, one.topics) != (english.split, english.ids, english.topics):
@@ -185,9 +188,10 @@ def load_topics(files: Mapping[str, Mapping[str, Path]]) -> dict[str, TopicSet]:
     return sets
 
 
-def _read(language: str, files: Mapping[str, Path]) -> TopicSet:
+def _read(language: str, files: Mapping[str, Path], *, by_id: bool) -> TopicSet:
     rows = list(chain.from_iterable(_rows(split, path) for split, path in files.items()))
-    rows.sort(key=lambda row: (len(row[1]), row[1]))
+    if by_id:
+        rows.sort(key=lambda row: (len(row[1]), row[1]))
     return TopicSet(language, *(tuple(column) for column in zip(*rows, strict=True)))
 
 

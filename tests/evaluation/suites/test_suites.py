@@ -41,7 +41,7 @@ from metaphrase.evaluation.suites.running import (
     measure_all,
     run_benchmark,
 )
-from metaphrase.evaluation.suites.samples import QUICK
+from metaphrase.evaluation.suites.samples import QUICK, Sample
 from metaphrase.evaluation.suites.transfer import finetuned_results
 from metaphrase.evaluation.transfer.classification import against_majority
 from metaphrase.evaluation.transfer.data import UPOS
@@ -133,6 +133,8 @@ def test_finds_benchmarks_and_reports_missing_data(data):
         ("word-alignment", "gold"),
         ("paraphrase", "pawsx probe"),
         ("mteb", "mteb tatoeba"),
+        ("mteb", "mteb sib200"),
+        ("mteb", "mteb xquad-r"),
     ]
     assert {suite: reason.startswith("needs ") for suite, reason in missing.items()} == {
         "nli": True,
@@ -148,22 +150,27 @@ def test_finds_benchmarks_and_reports_missing_data(data):
     text = sum(len(gzip.decompress(path.read_bytes())) for path in named["tatoeba"].files)
     assert named["tatoeba"].work == text
     assert named["mteb tatoeba"].work == 0  # its texts are embedded for retrieval
-    (alone,), _ = find_benchmarks(data, ["mteb"], SETTINGS)
+    (alone, *_), _ = find_benchmarks(data, ["mteb"], SETTINGS)
     assert alone.work == text
 
 
 def test_languages_and_tasks_limit_what_is_found(data):
     parts, missing = find_benchmarks(data, list(SUITES), Settings(languages=("sw",)))
     assert [part.name for part in parts] == [
-        *("tatoeba", "sts22", "sib200", "tatoeba xsim++", "sib200 xsim++", "gold", "mteb tatoeba"),
+        *("tatoeba", "sts22", "sib200", "tatoeba xsim++", "sib200 xsim++", "gold"),
+        *("mteb tatoeba", "mteb sib200", "mteb xquad-r"),
     ]
     sib200 = next(part for part in parts if part.name == "sib200")
     assert {path.name.partition(".")[0] for path in sib200.files} == {"eng_Latn", "swh_Latn"}
     assert {"sts", "mining", "paraphrase"} < missing.keys()
     parts, _ = find_benchmarks(data, ["sts"], Settings(languages=("de",)))
     assert [path.name for path in parts[0].files] == ["stsb-de-test.csv.gz", "stsb-en-test.csv.gz"]
-    parts, missing = find_benchmarks(data, ["mteb"], Settings(tasks=("news", "STS22")))
-    assert [(part.name, bool(part.files)) for part in parts] == [("mteb news", True), ("mteb STS22", False)]
+    parts, missing = find_benchmarks(data, ["mteb"], Settings(tasks=("news", "STS22", "sib200")))
+    assert [(part.name, len(part.files)) for part in parts] == [
+        ("mteb news", 1),
+        ("mteb STS22", 0),
+        ("mteb sib200", 8),
+    ]
     assert find_benchmarks(None, ["mteb"], Settings(tasks=("STS22",)))[0][0].name == "mteb STS22"
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         find_benchmarks(data / "nowhere", ["sts"], SETTINGS)
@@ -179,6 +186,8 @@ def test_a_data_set_itself_can_be_the_folder(data):
         ("sib200", "sib200", "sib200"),
         ("gold", "word-alignment", "gold"),
         ("pawsx", "paraphrase", "pawsx probe"),
+        ("sib200", "mteb", "mteb sib200"),
+        ("xquad-r", "mteb", "mteb xquad-r"),
     ):
         assert find_benchmarks(data / folder, [suite], SETTINGS)[0][0].name == name
 
@@ -290,6 +299,28 @@ def test_the_sample_of_a_folder_is_that_of_its_task_of_mteb(data, bitext):
     assert (named["mteb news"].work, named["mteb software"].work) == (0, 0)  # embedded for retrieval
 
 
+def test_the_name_of_a_benchmark_has_a_sample_before_its_folder(data, subject):
+    """MTEB's classifiers need all sentences of train, also in a sample."""
+    samples = {"mteb sib200": Sample(3, 0.5, ("sw", "ewe_Latn")), "sib200": Sample(5, 0.1)}
+    parts, _ = find_benchmarks(data, ["sib200", "xsim++", "mteb"], SETTINGS, samples)
+    named = {part.name: part for part in parts}
+    assert {name: part.fixed.get("first") for name, part in named.items() if "sib200" in name} == {
+        "sib200": 5,
+        "sib200 xsim++": 5,
+        "mteb sib200": 3,
+    }
+    assert named["mteb sib200"].work > 0
+    (scores,) = run_benchmark(named["mteb sib200"], subject)["scores"].values()
+    assert list(scores["languages"]) == ["ewe_Latn", "swh_Latn"]
+    texts = [text.split() for _, text in subject.encode.__self__.rows]
+    for language in ("swh_Latn", "ewe_Latn"):
+        trained, tested = (
+            [int(at) for one, _, at in texts if one == language and (int(at) < 30) is train] for train in (True, False)
+        )
+        assert len(trained) > 5
+        assert tested == [41, 40, 39]  # the first in the file
+
+
 def test_only_the_embeddings_of_the_same_sample_are_cached(data):
     """A suite that reads all of a file after a sample of it embeds the rest."""
     samples = {"retrieval": QUICK["retrieval"]._replace(items=5, languages=None)}
@@ -338,6 +369,8 @@ def test_the_prompt_of_a_part_is_that_of_its_scores():
         ("sib200", ["sib200", "sib200 topics"]),
         ("gold", ["gold", "gold tuned"]),
         ("mteb tatoeba", ["mteb tatoeba"]),
+        ("mteb sib200", ["mteb sib200"]),
+        ("mteb xquad-r", ["mteb xquad-r"]),
     ],
 )
 def test_all_results_have_one_form(data, subject, name, scores):
@@ -712,7 +745,7 @@ def test_stored_prompts_distinguish_models(counted, subject, tiny_encoder_dir, t
     other = Subject(str(tiny_encoder_dir), prompted, tmp_path / "kept", SETTINGS)
     assert other.sha == subject.sha
     assert cache_path(part, other) != cache_path(part, subject)
-    answers = replace(part, suite="answer-retrieval")
+    answers = replace(part, suite="answer-retrieval", asks=True)
     assert describe_protocol(answers, other).endswith("prompt 'query: ', candidates 'passage: '")
     assert describe_protocol(answers, subject).endswith("no prompt")
     explicit = replace(subject, settings=replace(SETTINGS, prompt="query: "))
@@ -720,7 +753,7 @@ def test_stored_prompts_distinguish_models(counted, subject, tiny_encoder_dir, t
     without = replace(other, settings=replace(SETTINGS, prompt=None))
     assert cache_path(part, without) == cache_path(part, subject)
     for suite in ("mteb", "answer-retrieval"):  # documents and answers are given the passage prompt
-        searched = replace(part, suite=suite)
+        searched = replace(part, suite=suite, asks=suite == "answer-retrieval")
         assert cache_path(searched, explicit) != cache_path(searched, other)
 
 
@@ -756,11 +789,35 @@ def test_unavailable_benchmarks_are_not_cached(counted, subject):
 
 
 def test_a_failure_with_local_data_does_not_skip_the_benchmark(data, subject):
-    (part,), _ = find_benchmarks(data, ["mteb"], SETTINGS)
+    (part, *_), _ = find_benchmarks(data, ["mteb"], SETTINGS)
     (subject.output / "mteb").parent.mkdir(parents=True)
     (subject.output / "mteb").write_text("not a folder")
     with pytest.raises(OSError, match="mteb"):
         run_benchmark(part, subject)
+
+
+def test_languages_that_mteb_lacks_are_left_out(data, subject):
+    """MTEB has XQuAD in English and German, but not in Swahili."""
+    asked = Settings(tasks=["xquad-r"], languages=["sw", "de"])
+    ((part,), _) = find_benchmarks(data, ["mteb"], asked)
+    assert [path.name for path in part.files] == ["sw.json.gz", "de.json.gz"]
+    assert list(run_benchmark(part, subject)["scores"]["mteb xquad-r"]["languages"]) == ["de"]
+    ((part,), _) = find_benchmarks(data, ["mteb"], replace(asked, languages=["sw"]))
+    with pytest.raises(DataUnavailable, match=r"XQuADRetrieval has none of the languages sw$"):
+        run_benchmark(part, subject)
+
+
+def test_the_questions_and_answers_of_mteb_are_those_of_answer_retrieval(data, subject):
+    """So that they are embedded once, with the same prompts."""
+    subject.model.prompts = {"query": "query: ", "passage": "passage: ", "BitextMining": ""}
+    parts, _ = find_benchmarks(data, ["answer-retrieval", "mteb"], Settings(tasks=["xquad-r"]))
+    embedded = []
+    for part in parts:
+        assert describe_protocol(part, subject).endswith("prompt 'query: ', candidates 'passage: '")
+        run_benchmark(part, subject)
+        embedded.append(set(subject.encode.__self__.rows))
+    assert parts[1].work == 0
+    assert embedded[0] == embedded[1]
 
 
 def test_sts22_without_the_hub(data, subject, monkeypatch):
@@ -1019,7 +1076,7 @@ def test_languages_that_a_folder_lacks_have_a_warning(data, caplog):
     find_benchmarks(data, ["retrieval", "sts", "mining", "sib200", "xsim++", "paraphrase", "mteb"], settings, QUICK)
     warned = Counter(record.getMessage() for record in caplog.records)
     absent = {"tatoeba": "ee, prs_Arab", "news": "sw, ee, prs_Arab", "sib200": "prs_Arab"}
-    absent |= dict.fromkeys(("stsb", "bucc", "pawsx"), "sw, ee, prs_Arab")
+    absent |= dict.fromkeys(("stsb", "bucc", "pawsx"), "sw, ee, prs_Arab") | {"xquad-r": "ee, prs_Arab"}
     assert warned == {f"{data / name} has no data in {languages}.": 1 for name, languages in absent.items()}
 
 

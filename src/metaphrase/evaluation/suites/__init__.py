@@ -68,7 +68,7 @@ SUITES: dict[str, Suite] = {
         Suite("pos", "ud/xx_…-ud-test.conllu.gz, including English dev", partial(find_finetuned, "pos"), _PROBED[1:]),
         Suite(
             "mteb",
-            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, or tasks of MTEB",
+            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, sib200, xquad-r, or tasks of MTEB",
             encoders.find_mteb,
             ("prompt", "languages", "split", "strip_quotes"),
         ),

@@ -81,7 +81,7 @@ class Settings:
         "of the protocol, > for train_oracle and train_to_test.",
     )
     tasks: list[str] | None = option(
-        None, "Tasks of the suite mteb: folders of the data (udhr), or tasks of MTEB (Tatoeba, STS22)."
+        None, "Tasks of the suite mteb: folders of the data (udhr, sib200), or tasks of MTEB (Tatoeba, STS22)."
     )
     answer_text: Literal[AnswerText, "both"] = option(
         "both",
@@ -187,6 +187,7 @@ class Benchmark:
         measure: Measures a model and returns results by name.
         fixed: Further values that its results depend on, in addition to the settings that it reads.
         reads: Names of the `Settings` that its results depend on; None stands for its suite's.
+        asks: Whether it embeds questions and passages, each with their prompt.
     """
 
     name: str
@@ -197,6 +198,7 @@ class Benchmark:
     measure: Callable[[Subject], dict[str, Result]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     reads: tuple[str, ...] | None = None
+    asks: bool = False
 
 
 #: Shows a line or a table of progress.

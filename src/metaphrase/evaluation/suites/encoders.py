@@ -36,7 +36,7 @@ from metaphrase.evaluation.suites.benchmarks import (
     wanted_languages,
     warn_absent,
 )
-from metaphrase.exceptions import DataError
+from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.digests import files_sha256
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ XSIM_K = 4
 _TEST_SETS = ("tatoeba", "udhr")
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
 _ANSWER_WORK: dict[answer_retrieval.AnswerText, float] = {"sentence": 0.5, "paragraph": 2.5}
+#: Settings that the tasks of MTEB without parallel test sets depend on.
+_MTEB_READS = ("prompt", "languages")
 _STRIPPED = ", quotation marks stripped"
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
 
@@ -322,34 +324,40 @@ def _peer_errors(pairs: Sequence[word_alignment.GoldPair], peers: Iterable[Path]
 
 @in_each_folder
 def find_answer_retrieval(folder: Path, settings: Settings) -> Iterator[Benchmark]:
-    """XQuAD-R, in a folder of this name."""
-    files = answer_retrieval.answer_files(folder) if folder_name(folder) == "xquad-r" else {}
-    languages = wanted_languages(files, settings, folder)
+    """XQuAD-R."""
+    files = _answer_files(folder, settings)
 
     def measure(name: str, text: answer_retrieval.AnswerText, subject: Subject) -> Results:
-        sets = answer_retrieval.load_answer_folder(folder, languages)
-        results = answer_retrieval.evaluate_answer_retrieval(
-            subject.model,
-            {language: one.first_questions(settings.first) for language, one in sets.items()},
-            answer_text=text,
-            **subject.options(STS_RESAMPLES),
-        )
+        sets = _read_answers(folder, files, settings.first)
+        options = subject.options(STS_RESAMPLES)
+        results = answer_retrieval.evaluate_answer_retrieval(subject.model, sets, answer_text=text, **options)
         return {f"{name} {measure}": result for measure, result in results.items()}
 
-    used = tuple(files[language] for language in languages)
-    for text, work in _ANSWER_WORK.items() if len(languages) > 1 else ():
+    used = tuple(files.values())
+    for text, work in _ANSWER_WORK.items() if len(files) > 1 else ():
         if settings.answer_text in ("both", text):
             name = "xquad-r" if text == "sentence" else f"xquad-r {text}"
-            protocol = f"answers in one pool of {len(languages)} languages, by cosine; text of a candidate: {text}"
             yield Benchmark(
                 name,
                 "answer-retrieval",
-                protocol,
+                f"answers in one pool of {len(files)} languages, by cosine; text of a candidate: {text}",
                 used,
                 text_size(used) * work,
                 partial(measure, name, text),
                 {"answer_text": text},
+                asks=True,
             )
+
+
+def _answer_files(folder: Path, settings: Settings) -> dict[str, Path]:
+    """The files of XQuAD-R by language, in a folder of this name."""
+    files = answer_retrieval.answer_files(folder) if folder_name(folder) == "xquad-r" else {}
+    return {language: files[language] for language in wanted_languages(files, settings, folder)}
+
+
+def _read_answers(folder: Path, languages: Iterable[str], first: int | None) -> dict[str, answer_retrieval.AnswerSet]:
+    sets = answer_retrieval.load_answer_folder(folder, list(languages))
+    return {language: one.first_questions(first) for language, one in sets.items()}
 
 
 # SIB-200
@@ -434,32 +442,78 @@ def _sib200_pairs(files: Mapping[str, Mapping[str, Path]], first: int | None) ->
 
 def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of a folder as tasks, or the tasks of the settings."""
-    local = parallel_folders(data, settings)
-    known = [name for name in local if name in _TEST_SETS]
-    for name in settings.tasks or known or local:
-        tests = local.get(name)
-        measure = partial(_measure_mteb, name, tests)
-        if tests is not None:
-            protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{_STRIPPED * settings.strip_quotes}"
-            yield tests.benchmark(f"mteb {name}", "mteb", protocol, measure)
-        else:
-            yield Benchmark(f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, measure)
+    protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{_STRIPPED * settings.strip_quotes}"
+    pairs = {
+        name: tests.benchmark(
+            f"mteb {name}", "mteb", protocol, partial(_measure_mteb, name, partial(_bitext_task, name, tests))
+        )
+        for name, tests in parallel_folders(data, settings).items()
+    }
+    known = [name for name in pairs if name in _TEST_SETS]
+    others = chain(_mteb_topics(data, settings), _mteb_answers(data, settings))
+    whole = {one.name.removeprefix("mteb "): one for one in others}
+    for name in settings.tasks or (*(known or pairs), *whole):
+        measure = partial(_measure_mteb, name, None)
+        hub = Benchmark(f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, measure)
+        yield (pairs | whole).get(name, hub)
 
 
-def _measure_mteb(name: str, tests: ParallelFolder | None, subject: Subject) -> Results:
+def _mteb_topics(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    protocol = (
+        "MTEB's SIB200Classification: accuracy of ten classifiers in each language, each of 8 sentences of each topic of "
+        "train, measured on test, or dev without test"
+    )
+    for files in _topic_folders(data, settings):
+        languages = {sib200.find_language(language, files) for language in settings.languages or files}
+        make = partial(_topic_task, files, [language for language in files if language in languages], settings.first)
+        used = tuple(path for splits in files.values() for path in splits.values())
+        measure = partial(_measure_mteb, "sib200", make)
+        yield Benchmark("mteb sib200", "mteb", protocol, used, text_size(used), measure, reads=_MTEB_READS)
+
+
+@in_each_folder
+def _mteb_answers(folder: Path, settings: Settings) -> Iterator[Benchmark]:
+    protocol = (
+        "MTEB's XQuADRetrieval: nDCG@10 of the sentence with the answer among the sentences of the question's language"
+    )
+    if files := _answer_files(folder, settings):
+        used = tuple(files.values())
+        work = text_size(used) * _ANSWER_WORK["sentence"]
+        measure = partial(_measure_mteb, "xquad-r", partial(_answer_task, folder, list(files), settings.first))
+        yield Benchmark("mteb xquad-r", "mteb", protocol, used, work, measure, reads=_MTEB_READS, asks=True)
+
+
+def _bitext_task(name: str, tests: ParallelFolder, tasks: Any, subject: Subject) -> Any:
+    sets = tests.read()
+    texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
+    encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
+    return tasks.bitext_task(f"{name}-bitext", sets)
+
+
+def _topic_task(
+    files: Mapping[str, Mapping[str, Path]], languages: Sequence[str], first: int | None, tasks: Any, subject: Subject
+) -> Any:
+    """A sample is measured, but the classifiers are trained on all sentences."""
+    sets = sib200.load_topics(files, by_id=False)
+    return tasks.topic_task("sib200-classification", {language: sets[language] for language in languages}, first)
+
+
+def _answer_task(folder: Path, languages: Sequence[str], first: int | None, tasks: Any, subject: Subject) -> Any:
+    return tasks.answer_task("xquad-r-retrieval", _read_answers(folder, languages, first))
+
+
+def _measure_mteb(name: str, make: Callable[[Any, Subject], Any] | None, subject: Subject) -> Results:
+    """Measure the task that ``make`` creates with `mteb_tasks`, or MTEB's task of this name."""
     tasks = load_mteb_tasks()
-    if tests is None:
-        chosen = tasks.get_tasks([name], subject.settings.languages)
-    else:
-        sets = tests.read()
-        chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
-        texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
-        encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
+    try:
+        chosen = [make(tasks, subject)] if make else tasks.get_tasks([name], subject.settings.languages)
+    except MissingFileError as error:  # MTEB has none of the languages
+        raise DataUnavailable(str(error).removesuffix(".")) from error
     folder = subject.output / "mteb"
     try:
         found = tasks.evaluate_mteb(subject.model, chosen, folder, name=subject.name, **subject.encoding())
     except OSError as error:
-        if tests is not None:  # not an error of the Hub
+        if make:  # not an error of the Hub
             raise
         raise DataUnavailable(str(error).partition("\n")[0]) from error
     (result,) = found.values()

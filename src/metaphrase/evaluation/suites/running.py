@@ -396,15 +396,16 @@ def _relevant_settings(benchmark: Benchmark, subject: Subject) -> dict[str, Any]
     prompt, passage = _prompts(benchmark, subject)
     if "prompt" in relevant:
         relevant["prompt"] = prompt
-    if benchmark.suite in ("answer-retrieval", "mteb") and subject.settings.prompt == "auto":
+    if (benchmark.asks or benchmark.suite == "mteb") and subject.settings.prompt == "auto":
         relevant["passage prompt"] = passage
     return relevant | dict(benchmark.fixed)
 
 
 def _prompts(benchmark: Benchmark, subject: Subject) -> tuple[str, str]:
     """The prompts of sentences (in answer retrieval: of questions) and of passages."""
-    model, prompt, asks = subject.model, subject.settings.prompt, benchmark.suite == "answer-retrieval"
-    return resolve_prompt(model, prompt, "question" if asks else "sentence"), resolve_prompt(model, prompt, "passage")
+    model, prompt = subject.model, subject.settings.prompt
+    asked = resolve_prompt(model, prompt, "question" if benchmark.asks else "sentence")
+    return asked, resolve_prompt(model, prompt, "passage")
 
 
 def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
@@ -414,7 +415,7 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
     encoder = encoder_settings(subject.model)
     prompt, passage = _prompts(benchmark, subject)
     described = f"prompt {prompt!r}" if prompt else "no prompt"
-    if benchmark.suite == "answer-retrieval" and passage:
+    if benchmark.asks and passage:
         described += f", candidates {passage!r}"
     return (
         f"{benchmark.protocol}; {encoder['pooling']} pooling of layer {encoder['layer']}, {encoder['max_length']} tokens, "

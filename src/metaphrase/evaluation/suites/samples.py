@@ -38,15 +38,16 @@ QUICK: dict[str, Sample] = {
 }
 
 
-#: The samples of ``quick`` and ``all``, by suite, folder or name of a benchmark. SIB-200's 164,000 sentences take longer than
-#: all other data together, the 43,000 long pairs of software longer than all other retrieval, and the paragraphs of XQuAD-R
-#: several times as long as its sentences.
+#: The samples of ``quick`` and ``all``, by suite, folder or benchmark. SIB-200's 164,000 sentences take longer than all other
+#: data together, the 43,000 long pairs of software longer than all other retrieval, and the paragraphs of XQuAD-R longer than
+#: its sentences. MTEB trains on SIB-200 in each language, and a sample of it has all sentences of ``train``.
 SAMPLES: dict[str, dict[str, Sample]] = {
     "quick": QUICK,
     "all": {
         "sib200": Sample(50, 0.125),
         "software": Sample(500, 0.4),
         "xquad-r paragraph": Sample(120, 0.1),
+        "mteb sib200": Sample(100, 0.5, ("en", "de", "ru", "hi", "sw", "th")),
     },
 }
 
@@ -54,14 +55,16 @@ SAMPLES: dict[str, dict[str, Sample]] = {
 def with_samples(
     find: Callable[[Settings], Iterable[Benchmark]], settings: Settings, samples: Mapping[str, Sample]
 ) -> list[Benchmark]:
-    """Find the benchmarks of a suite; of those whose suite or folder has a sample, only the sample is measured.
+    """Find the benchmarks of a suite; of those that have a sample, only the sample is measured.
 
-    Data without any of the languages of a sample are sampled in all of their languages.
+    A sample of a benchmark by its name replaces those of its suite and folder. Data without any of the languages of a sample
+    are sampled in all of their languages.
     """
     whole = check_names(find(settings))
     found = {one.name: one for one in whole}
+    keys = {one.name: (one.name,) if one.name in samples else (one.suite, *one.name.split()) for one in whole}
     for key, sample in samples.items():
-        if named := {one.name for one in whole if key in (one.suite, one.name, *one.name.split())}:
+        if named := {name for name, own in keys.items() if key in own}:
             found = {name: one for name, one in found.items() if name not in named}
             for languages in (settings.languages, settings.languages or list(sample.languages or ())):
                 parts = find(replace(settings, first=sample.items, languages=languages))
