@@ -631,7 +631,7 @@ def stored_tables() -> dict[str, str]:
         "results": ("suites", headline_table),
         "suites": ("suites", suites_table),
         "sib200": ("suites", sib200_table),
-        "xsim++": ("suites", xsimpp_table),
+        "xsimpp": ("suites", xsimpp_table),
         "suites-dap": ("suites-dap", suites_table),
         "durations": ("durations", durations_table),
         "alignment": ("alignment", alignment_table),
