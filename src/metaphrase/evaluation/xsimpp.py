@@ -119,16 +119,19 @@ def evaluate_xsimpp(
 
     Returns:
         A result whose scores are errors in percent; lower is better. Its groups are means over the languages:
-        ``"without distractors"``, and with the distractors of each kind alone. In JSON, each language has ``without`` and
-        ``kinds``, the number of ``distractors`` and the ``error`` of each kind. ``items`` are 1 for each error.
+        ``"without distractors"``, and with the distractors of each kind alone, if a language has any. In JSON, each language
+        has ``without`` and ``kinds``, the number of ``distractors`` and the ``error`` of each kind. ``items`` are 1 for each
+        error.
     """
     start = time.perf_counter()
     languages = {}
-    variants: dict[str, dict[str, Measurement]] = {name: {} for name in ("without distractors", *KINDS)}
-    for language, (pool, errors) in find_errors(model, sets, **encoding).items():
+    found = find_errors(model, sets, **encoding)
+    kinds = [kind for kind in KINDS if any(kind in errors.kinds for _, errors in found.values())]
+    variants: dict[str, dict[str, Measurement]] = {name: {} for name in ("without distractors", *kinds)}
+    for language, (pool, errors) in found.items():
         digest = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
-        for name, error_n in {"without distractors": errors.without, **errors.kinds}.items():
-            variants[name][language] = Measurement.of_items(error_n.astype(int), digest)
+        for name, one in variants.items():  # of which a language may have no distractors
+            one[language] = Measurement.of_items(errors.kinds.get(name, errors.without).astype(int), digest)
         languages[language] = Measurement.of_items(
             errors.together.astype(int),
             digest,
@@ -141,7 +144,6 @@ def evaluate_xsimpp(
     measured = {
         name: with_intervals("shared_items", one, resamples=resamples, seed=seed)
         for name, one in {"": languages, **variants}.items()
-        if one
     }
     fields = measured.pop("") | {"groups": {name: one["average"] for name, one in measured.items()}}
     return Result(

@@ -630,6 +630,10 @@ def test_distractors_are_hard_for_an_encoder_that_only_sees_the_topic(data, subj
         assert result["lower_is_better"]
         assert set(result["groups"]) <= {"without distractors", *KINDS}
         assert result["average"]["score"] >= result["groups"]["without distractors"]["score"]
+        assert {row["n"] for row in result["groups"].values()} == {len(result["languages"])}
+        assert all(
+            one["score"] >= result["groups"]["without distractors"]["score"] for one in result["groups"].values()
+        )
         without = [row["without"] for row in result["languages"].values()]
         assert result["groups"]["without distractors"]["score"] == pytest.approx(np.mean(without))
         for row in result["languages"].values():

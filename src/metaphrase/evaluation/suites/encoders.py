@@ -416,7 +416,7 @@ def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, 
 def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
     protocol = f"xx→en by ratio margin, k={xsimpp.NEIGHBOURS}, among the targets and English distractors"
-    fixed = {"averages": "by kind"}
+    fixed = {"averages": "by kind, of all languages"}
     for name, tests in parallel_folders(data, settings).items():
         found = tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
         yield replace(found, fixed=fixed)
