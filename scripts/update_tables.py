@@ -24,6 +24,7 @@ import yaml
 from stored_results import fill, write_results
 from transformers import HfArgumentParser
 
+from metaphrase.evaluation.distractors import KINDS
 from metaphrase.io.environment import cores
 
 ROOT = Path(__file__).parents[1]
@@ -300,7 +301,7 @@ def suites_table(content: dict[str, Any]) -> str:
         f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and `--suite` "
         f"{', '.join(content['suites'])}, seed "
         f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} minutes for the release, on "
-        f"a shared machine ({hardware_words(content['hardware'])}). Differences compare means over languages (of "
+        f"a shared machine ({cores(content['hardware'])}). Differences compare means over languages (of "
         "both directions, if measured), with 95 % paired bootstrap intervals.",
         *(f"Not measured: {name}, because its data could not be loaded." for name in content["skipped"]),
     ]
@@ -330,8 +331,7 @@ def sib200_table(content: dict[str, Any]) -> str:
 def xsimpp_table(content: dict[str, Any]) -> str:
     """Format the errors of xsim++ by kind of distractor: a row for each data set and encoder."""
     scores = {name: one for name, one in content["scores"].items() if "without distractors" in one["after"]}
-    kinds = list(dict.fromkeys(kind for one in scores.values() for kind in one["after"]))
-    kinds = ["average", *(kind for kind in kinds if kind not in ("average", "unlearned"))]
+    kinds = ["average", "without distractors", *KINDS]
     heads = ["all" if kind == "average" else kind.removesuffix(" distractors") for kind in kinds]
     lines = [f"| data | encoder | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(kinds)}"]
     for name, one in scores.items():
@@ -415,7 +415,7 @@ def headline_table(content: dict[str, Any]) -> str:
         cells = [score_cell(one, side) for side in SIDES]
         cells += test_cells(one)
         lines.append(f"| {label.format(languages=one['languages'])} | {measure_words(one)} | {' | '.join(cells)} |")
-    hardware = hardware_words(content["hardware"])
+    hardware = cores(content["hardware"])
     caption = (
         f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
     )
