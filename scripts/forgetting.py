@@ -317,6 +317,11 @@ def probe_scores(model: SentenceTransformer, folder: Path) -> dict[str, float]:
     return {key: results[name].groups["without English"].score for key, name in PROBES.items()}
 
 
+def probe_digest(folder: Path) -> str:
+    """Digest of the data of the probes."""
+    return files_sha256(sorted(path for name in ("xnli", "ud") for path in (folder / name).glob("*")))
+
+
 def dev_digest(stsb: Path, mlqa: Path) -> str:
     """Digest of the dev texts outside the package."""
     return files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
@@ -352,7 +357,7 @@ def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None
             QUESTIONS,
             PARAGRAPHS,
             *(len(side) for side in data.sts),
-            *([PROBES] if probes else []),
+            *([PROBES, PROBED_ALPHAS, PROBE_ITEMS, probe_digest(probes)] if probes else []),
         ]
     )
     name = "starter" if cell is None else cell.digest
@@ -451,6 +456,8 @@ PREDICTED = {
     "pos": "parts of speech, probe",
 }
 CLOSE = 90.0
+#: Fewest encoders of a correlation.
+FEWEST = 3
 
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -463,7 +470,7 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
         own = [row for row in rows if row["directions"] == directions and key in row]
         close = [row for row in own if row["structure"] >= CLOSE]
         cells = [f"{len(group)} | {correlation(group, key):.2f}" for group in (own, close)]
-        if own:
+        if len(own) >= FEWEST:
             lines.append(f"| {words} | {directions} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -584,10 +591,12 @@ def run(options: argparse.Namespace) -> None:
     require_same_start(rows, start)
     # Stored rows of the starter may lack its probes.
     rows = [new | old for new, old in zip(start, rows, strict=False)] + rows[len(start) :] if rows else start
-    missing = [cell for cell in cells if all(row["recipe"] != cell.name for row in rows)]
+    done = {row["recipe"] for row in rows if not options.probes or row.keys() >= PROBES.keys()}
+    missing = [cell for cell in cells if cell.name not in done]
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
-            rows += found
+            renewed = {row["recipe"] for row in found}
+            rows = [row for row in rows if row["recipe"] not in renewed] + found
             print(json.dumps(found, indent=1) if found else f"{len(missing)} recipes to train", flush=True)
             write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
 

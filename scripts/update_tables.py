@@ -182,19 +182,22 @@ GROUPS = {group: f"the {group}" for group in ("36", "14", "8", "5", "4")} | {
 def keep_suites(results: Sequence[Path], path: Path) -> None:
     """Store average scores of the baseline and the release, and the significance tests between them.
 
-    They are added to stored results of the same encoders.
+    They are added to stored results of the same encoders, whose scores of the same names they replace.
 
     Args:
         results: Results of suites with the same two encoders.
         path: File to write.
 
     Raises:
-        ValueError: The results are of different encoders, or have no baseline.
+        ValueError: The results are of different encoders, have no baseline, or are of the sample ``quick``.
+        UsageError: The stored results cover more data sets or languages.
     """
     contents = [json.loads(result.read_text(encoding="utf-8")) for result in results]
     for result, one in zip(results, contents, strict=True):
         if one.get("baseline") is None:
             raise ValueError(f"{result} has no baseline to compare with. Pass --baseline to `metaphrase evaluate`.")
+        if one["suite"] == "quick":
+            raise ValueError(f"{result} has scores of a small sample. Pass --suite all to `metaphrase evaluate`.")
     content = contents[0]
     sides = {"before": content["baseline"], "after": content}
     for one in contents[1:]:
@@ -205,11 +208,9 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
             raise ValueError(
                 f"Suite {one['suite']!r} was measured with other encoders than suite {content['suite']!r}."
             )
-    parts = {side: {} for side in sides}
-    kept = {"scores": {}, "skipped": {}, "failed": []}
+    parts, kept = {}, {"scores": {}, "skipped": {}, "failed": []}
     for one in contents:
-        parts["before"] |= one["baseline"]["parts"]
-        parts["after"] |= one["parts"]
+        parts |= one["parts"]
         kept["scores"] |= {name: _kept_score(one, name) for name in one["scores"]}
         kept["skipped"] |= one["skipped"]
         kept["failed"] += one["failed"]
@@ -217,18 +218,26 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         "suites": [one["suite"] for one in contents],
         "models": {side: result["model"] for side, result in sides.items()},
         "hashes": {side: result["model_hash"] for side, result in sides.items()},
-        "minutes": {side: round(sum(one["seconds"] for one in parts[side].values()) / 60) for side in sides},
         "seed": content["settings"]["seed"],
-        "hardware": next(iter(parts["after"].values()))["hardware"],
+        "hardware": next(iter(parts.values()))["hardware"],
         "versions": content["versions"],
     }
     stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if stored.get("hashes") == kept["hashes"]:
+    if [stored.get(key) for key in ("hashes", "seed")] == [kept["hashes"], kept["seed"]]:
+        lacking = {name: reason for name, reason in stored["skipped"].items() if name not in parts}
+        kept["skipped"] = lacking  # a part of the data lacks most suites
+        kept["failed"] = [name for name in dict.fromkeys([*stored["failed"], *kept["failed"]]) if name not in parts]
         kept["scores"] = stored["scores"] | kept["scores"]
         kept["suites"] = list(dict.fromkeys(stored["suites"] + kept["suites"]))
-        kept["minutes"] = {side: stored["minutes"][side] + minutes for side, minutes in kept["minutes"].items()}
-        kept |= {key: stored[key] for key in ("skipped", "failed")}
-    write_results(path, kept, lambda one: {"scores": set(one["scores"])})
+    languages = "languages of {}".format
+    write_results(
+        path,
+        kept,
+        lambda one: (
+            {"scores": set(one["scores"])}
+            | {languages(name): score["languages"] for name, score in one["scores"].items() if name in kept["scores"]}
+        ),
+    )
 
 
 def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
@@ -294,14 +303,12 @@ def suites_table(content: dict[str, Any]) -> str:
                 f"{name}, {one['languages']} language{plural}" if group == "average" else f"{name}, {GROUPS[group]}"
             )
             add(label, f"{measure}, xx→en / en→xx", cells, test_cells(one) if group == "average" else ["", ""])
-    minutes = content["minutes"]
     lines += [
         *footnotes(lines),
         "",
         f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and `--suite` "
         f"{', '.join(content['suites'])}, seed "
-        f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} minutes for the release, on "
-        f"a shared machine ({cores(content['hardware'])}). Differences compare means over languages (of "
+        f"{content['seed']} ({cores(content['hardware'])}). Differences compare means over languages (of "
         "both directions, if measured), with 95 % paired bootstrap intervals.",
         *(f"Not measured: {name}, because its data could not be loaded." for name in content["skipped"]),
     ]

@@ -194,6 +194,10 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--suite", "mteb"], "--suite sts (STS22) and --suite mteb --tasks read the Hub without it"),
         (["strong", "--data", "{data}", "--k", "3"], "--k applies to --suite mining and has no effect"),
         (["strong", "--data", "{data}", "--tasks", "udhr"], "--tasks applies to --suite mteb"),
+        (
+            ["strong", "--data", "{data}", "--suite", "quick", "--transfer", "finetune"],
+            "--suite quick does not fine-tune encoders",
+        ),
         (["strong", "--data", "{data}", "--suite", "sts", "--protocols", "train_oracle"], "--protocols applies to"),
         (
             ["strong", "--data", "{data}", "--suite", "sts", "--split", "dev"],

@@ -208,10 +208,12 @@ def test_structure_predicts_what_varies_with_it(script):
         {"directions": 0, "structure": 80.0 + 5 * at, "similarity": 70.0 + at, "answers_in_own_language": 75.0}
         for at in range(4)
     ]
-    rows[3]["pos"] = 70.0
+    for at in (1, 2, 3):
+        rows[at]["pos"] = 70.0 + at
+    rows[3]["nli"] = 50.0
     lines = [one for one in script.prediction(rows).splitlines() if " | 0 | " in one]
     assert lines == [
         "| STS-B | 0 | 4 | 1.00 | 2 | 1.00 |",
         "| answers, MRR in the question's language | 0 | 4 | nan | 2 | nan |",
-        f"| parts of speech, probe | 0 | 1 | nan | {int(rows[3]['structure'] >= script.CLOSE)} | nan |",
+        "| parts of speech, probe | 0 | 3 | 1.00 | 2 | 1.00 |",
     ]

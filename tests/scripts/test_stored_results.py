@@ -37,7 +37,7 @@ def test_results_of_some_suites_do_not_replace_all(load_script, tmp_path, capsys
     tables = load_script("update_tables")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     stored = tmp_path / "suites.json"
-    stored.write_text('{"scores": {"stsb": {}, "tatoeba": {}}}')
+    stored.write_text('{"scores": {"stsb": {"languages": 2}, "tatoeba": {"languages": 3}}}')
     result = {"scores": {}, "skipped": {}, "failed": [], "suite": "sts", "model": "m", "model_hash": "1"}
     part = {"stsb": {"seconds": 1, "hardware": {}}}
     result |= {"parts": part, "settings": {"seed": 0}, "versions": {}, "comparisons": {}}
@@ -79,7 +79,6 @@ def test_results_of_the_same_encoders_are_added(load_script, tmp_path, monkeypat
     keep(suite_results("tatoeba xsim++", {"all": 4}))
     content = keep(suite_results("tatoeba xsim++", {"all": 3, "without distractors": 1, "number": 2}))
     assert content["suites"] == ["all", "xsim++"]
-    assert content["minutes"] == {"before": 6, "after": 6}
     assert content["scores"]["udhr xsim++"]["after"]["average"]["score"] == 9
     table = tables.xsimpp_table(content)
     assert "| data | encoder | all | without | number |" in table
@@ -87,20 +86,30 @@ def test_results_of_the_same_encoders_are_added(load_script, tmp_path, monkeypat
     assert "udhr" not in table
     with pytest.raises(UsageError, match="which the new results lack"):
         keep(suite_results("tatoeba xsim++", {"all": 3}, model_hash="3"))
+    with pytest.raises(ValueError, match="a small sample"):
+        keep(suite_results("tatoeba xsim++", {"all": 3}, suite="quick"))
+    fewer = suite_results("tatoeba xsim++", {"all": 3})
+    fewer["scores"]["tatoeba xsim++"]["languages"] = {}
+    with pytest.raises(UsageError, match=r"has results of 1 languages of tatoeba xsim\+\+, the new results of 0"):
+        keep(fewer)
 
 
 def test_durations_of_a_part_are_added(load_script, tmp_path):
     tables = load_script("update_tables")
     results, path = tmp_path / "results.json", tmp_path / "durations.json"
-    for suite, model_hash, expected in (("sts", "1", ["sts"]), ("nli", "1", ["sts", "nli"]), ("sts", "2", ["sts"])):
+
+    def keep(suite, model_hash):
         content = suite_results("a", {"all": 1}, suite="all", model_hash=model_hash)
         content["parts"]["a"]["suite"] = suite
         results.write_text(json.dumps(content))
-        if expected == ["sts"] and path.exists():
-            path.unlink()  # fewer suites do not replace more
         tables.keep_durations([results], path)
         (run,) = json.loads(path.read_text())
-        assert list(run["seconds"]) == expected
+        return list(run["seconds"])
+
+    assert keep("sts", "1") == ["sts"]
+    assert keep("nli", "1") == ["sts", "nli"]
+    with pytest.raises(UsageError, match="suites nli, which the new results lack"):
+        keep("sts", "2")
 
 
 def test_work_with_other_settings_is_not_resumed(load_script, tmp_path):

@@ -91,6 +91,16 @@ def test_python_and_the_command_line_train_the_same(finished, settings, tmp_path
     assert shlex.split(json.loads((result.output / "run.json").read_text())["command"])[:2] == ["metaphrase", "train"]
 
 
+def test_the_duration_includes_measurements(finished):
+    run = json.loads((finished.output / "run.json").read_text())
+    assert (
+        run["seconds"]
+        == finished.facts["seconds"]
+        == json.loads(finished.report.with_suffix(".json").read_text())["run"]["seconds"]
+    )
+    assert run["seconds"] > run["training_seconds"] > 0
+
+
 def test_a_result_is_typed_and_frozen(finished):
     result = finished
     assert result.output.is_dir()
@@ -397,6 +407,9 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
         ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data for a guard"),
         ({"debias": "auto"}, "--debias auto needs data .* Pass folders with --guard, or a number"),
         ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),
+        ({"debias": None}, "'debias' must be a whole number .* or 'auto', but is None"),
+        ({"guard": ["a/sts", "b/sts"]}, "--guard are called sts, sts. .* must differ from each other"),
+        ({"guard": ["a/structure"]}, "and from 'dev' and 'structure'. Rename a folder"),
         ({"debias": "most"}, "'debias' must be a whole number .* or 'auto', but is 'most'"),
         (
             {"metric_for_best_model": "eval_dev_mean_acuracy"},

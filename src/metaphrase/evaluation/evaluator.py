@@ -24,8 +24,8 @@ class RecordedEvaluator(BaseEvaluator):
     #: What is evaluated, in the name of the CSV file, and name of the primary metric.
     kind: ClassVar[str]
     metric: ClassVar[str]
-    #: How the names of the metrics end that are added to the model card.
-    on_card: ClassVar[str] = ""
+    #: How the names of the metrics end that are added to the model card; None for no metrics.
+    on_card: ClassVar[str | None] = ""
 
     def __init__(self, *, name: str = "", write_csv: bool = True) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class RecordedEvaluator(BaseEvaluator):
         if output_path is not None and self.write_csv:
             append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
         metrics: dict[str, float] = self.prefix_name_to_metrics(dict(scores), self.name)
-        if isinstance(model, SentenceTransformer):
+        if isinstance(model, SentenceTransformer) and self.on_card is not None:
             shown = {metric: value for metric, value in metrics.items() if metric.endswith(self.on_card)}
             self.store_metrics_in_model_card_data(model, shown, epoch, steps)
         return metrics

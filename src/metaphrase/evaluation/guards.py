@@ -224,6 +224,7 @@ class GuardEvaluator(RecordedEvaluator):
 
     kind = "guard"
     metric = "guard_structure"
+    on_card = None  # the card has the guards of the release
 
     def __init__(self, guards: Sequence[Guard], **options: Any) -> None:
         super().__init__(**options)

@@ -174,9 +174,10 @@ class XsimPlusPlusEvaluator(EmbeddingEvaluator):
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
         found = [errors for _, errors in find_errors(model, self.sets, **self.encoding).values()]
-        kinds = {kind: [one.kinds[kind].mean() for one in found if kind in one.kinds] for kind in KINDS}
+        present = [kind for kind in KINDS if any(kind in one.kinds for one in found)]
+        kinds = {kind: [one.kinds.get(kind, one.without).mean() for one in found] for kind in present}
         return {
             "accuracy": 1 - float(np.mean([one.together.mean() for one in found])),
             "without_distractors": 1 - float(np.mean([one.without.mean() for one in found])),
-            **{f"{kind}_accuracy": 1 - float(np.mean(errors)) for kind, errors in kinds.items() if errors},
+            **{f"{kind}_accuracy": 1 - float(np.mean(errors)) for kind, errors in kinds.items()},
         }

@@ -42,7 +42,7 @@ from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
-from metaphrase.training.checks import check_directions
+from metaphrase.training.checks import check_directions, check_guards
 from metaphrase.training.configuration import RunConfig, flags_of
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import encoded_texts
@@ -94,7 +94,9 @@ class AdaptationConfig:
         "Weight of the trained encoder in the release: 0 is the encoder before training, 1 the trained encoder. auto: the "
         "weight that gains most on held-out pairs while all guards hold: similarity structure, and the folders of --guard.",
     )
-    guard: list[str] = option([], f"Folders of data on which the release must not get worse: {GUARD_FOLDERS}.")
+    guard: list[str] = option(
+        [], f"Folders of data on which the release must not get worse, with different names: {GUARD_FOLDERS}."
+    )
     debias: Directions = option(
         20,
         "Directions of language identity to project out of the release; 0 for none. auto: of 10, 20, 30 and 40, the number "
@@ -194,6 +196,7 @@ class Adaptation:
         self.run: TrainingRun | None = None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError("An adaptation runs in one process. For several, use `metaphrase train`.")
+        check_guards(config.guard)
         check_directions(config.debias, config.guard, config.corpus)  # the dev pairs are part of the corpus
         check_folder(self.output, model=model_folder(config.model))
         check_files([self.output / RECIPE, self.data / RECIPE], [config.recipe])

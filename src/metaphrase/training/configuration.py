@@ -97,7 +97,7 @@ class RunOptions:
     guard: list[str] = option(
         [],
         "Folders of data on which the release must not get worse, measured before and after training (--test), during "
-        f"training (--dev), and by --merge auto: {GUARD_FOLDERS}.",
+        f"training (--dev), and by --merge auto and --debias auto; they need different names: {GUARD_FOLDERS}.",
     )
     debias: str = option(  # likewise
         0,
@@ -181,7 +181,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
                 raise UsageError(f"Unknown option {name!r}{did_you_mean(name, options)}.")
         check_values(hints_of(type(self)), settings, type(self).__name__)
         for name, (number, hint) in _NUMBER_OR_AUTO.items():
-            if settings.get(name) is not None:
+            if settings.get(name) is not None or (name in settings and name != "merge"):
                 settings[name] = number_or_auto(settings[name], number, hint, name)
         name = str(settings.get("recipe", options["recipe"].default))
         defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))

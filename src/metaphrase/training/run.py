@@ -299,7 +299,7 @@ class TrainingRun:
             "leakage": leakage(self.corpus.dataset, self.tests.merged()),
             "packing": arguments.packing,
             "bf16": arguments.bf16,
-            "seconds": self._seconds(),
+            "seconds": self._seconds(),  # updated when a release is written and measured
             "training_seconds": seconds,
             "hardware": hardware(),
             "versions": versions(),
@@ -390,6 +390,7 @@ class TrainingRun:
         config = self.config
         describe(card, facts, origins=self.origins, data_license=config.data_license, license=config.license)
         self.release(card)
+        facts["seconds"] = self._seconds()
         write_json(self.output / "run.json", facts)
         return card
 

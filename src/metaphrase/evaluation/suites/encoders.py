@@ -18,7 +18,8 @@ import torch
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus import parallel
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.evaluation import answer_retrieval, bucc, sib200, sts, word_alignment, xsimpp
+from metaphrase.corpus.text import MAX_CHARS, read_lines
+from metaphrase.evaluation import answer_retrieval, bucc, distractors, sib200, sts, word_alignment, xsimpp
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Result, complete_groups, mean_of
@@ -176,6 +177,10 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
     files = bucc.bucc_files(folder)
     languages = wanted_languages(bucc.bucc_languages(folder, protocol), settings, folder)
     used = tuple(path for code in languages for split in named.splits for path in files[code][split].values())
+    work = float(text_size(path for path in used if ".gold" not in path.name))
+    if settings.first is not None:
+        gold = (sum(1 for _ in read_lines(path, MAX_CHARS)) for path in used if ".gold" in path.name)
+        work *= min(1, settings.first / max(1, *gold))
 
     def measure(subject: Subject) -> Results:
         whole = bucc.load_bucc_folder(folder, protocol, languages)
@@ -200,7 +205,7 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
             f"{protocol}: threshold from {named.tuned}, scored on {named.scored}; {settings.margin} margin, k={settings.k}, "
             f"{settings.retrieval} retrieval, {_REPEATED[fixed['duplicates']]}, score {fixed['comparison']} threshold",
             used,
-            text_size(path for path in used if ".gold" not in path.name),
+            work,
             measure,
             fixed,
         )
@@ -416,7 +421,7 @@ def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, 
 def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
     protocol = f"xx→en by ratio margin, k={xsimpp.NEIGHBOURS}, among the targets and English distractors"
-    fixed = {"averages": "by kind, of all languages"}
+    fixed = {"rules": files_sha256([Path(str(module.__file__)) for module in (distractors, xsimpp)])}
     for name, tests in parallel_folders(data, settings).items():
         found = tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
         yield replace(found, fixed=fixed)
@@ -452,7 +457,10 @@ def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     known = [name for name in pairs if name in _TEST_SETS]
     others = chain(_mteb_topics(data, settings), _mteb_answers(data, settings))
     whole = {one.name.removeprefix("mteb "): one for one in others}
+    folder_names = {folder_name(folder) for folder in folders(data)}
     for name in settings.tasks or (*(known or pairs), *whole):
+        if name in folder_names and name not in pairs | whole:
+            continue  # it lacks the languages
         measure = partial(_measure_mteb, name, None)
         hub = Benchmark(f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, measure)
         yield (pairs | whole).get(name, hub)

@@ -146,6 +146,10 @@ class EvaluateOptions(Settings):
                 "Evaluation needs data: pass --data FOLDER; --suite sts (STS22) and --suite mteb --tasks read the Hub "
                 "without it. See `metaphrase evaluate --help`."
             )
+        if self.suite == "quick" and self.transfer == "finetune":
+            raise UsageError(
+                "--suite quick does not fine-tune encoders. Omit --transfer, or pass --suite pos or paraphrase."
+            )
         notes = []
         defaults = {option.name: option.default for option in fields(self)}
         for name, applies in _APPLIES.items():
