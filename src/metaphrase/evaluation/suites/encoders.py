@@ -180,7 +180,7 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
     work = float(text_size(path for path in used if ".gold" not in path.name))
     if settings.first is not None:
         gold = (sum(1 for _ in read_lines(path, MAX_CHARS)) for path in used if ".gold" in path.name)
-        work *= min(1, settings.first / max(1, *gold))
+        work *= min(1, settings.first / max([1, *gold]))
 
     def measure(subject: Subject) -> Results:
         whole = bucc.load_bucc_folder(folder, protocol, languages)
