@@ -77,19 +77,28 @@ def log_readably(trainer: AlignmentTrainer) -> None:
 def log_line(logs: Mapping[str, Any], step: int) -> str:
     """The trainer's values at a step as a line of text, accuracies and guards in percent; of many values, the first ones.
 
+    Guards follow the mean accuracy.
+
     >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "eval_runtime": 7.1, "total_flos": 0.0}, 10)
     'step 10, epoch 0.5: loss 1.235, learning rate 4e-05'
-    >>> log_line({"eval_dev_mean_accuracy": 0.8125}, 10)
-    'step 10: dev mean accuracy 81.2 %'
+    >>> log_line({"eval_guard_structure": 0.95, "eval_dev_mean_accuracy": 0.8125, "eval_dev_sw_accuracy": 0.5}, 10)
+    'step 10: dev mean accuracy 81.2 %, guard structure 95.0 %, dev sw accuracy 50.0 %'
     """
     values = [
         f"{name.removeprefix('eval_').replace('_', ' ')} {_shown(name, value)}"
-        for name, value in logs.items()
+        for name, value in sorted(logs.items(), key=lambda item: _rank(item[0]))
         if name not in _HIDDEN and not name.endswith(("runtime", "_per_second"))
     ]
     more = f", and {len(values) - _VALUES} more" if len(values) > _VALUES else ""
     epoch = f", epoch {logs['epoch']:.4g}" if "epoch" in logs else ""
     return f"step {step}{epoch}: {', '.join(values[:_VALUES])}{more}"
+
+
+def _rank(name: str) -> int:
+    """Place in a line of the log: guards follow the mean accuracy, other metrics the guards."""
+    return (
+        1 if name.startswith("eval_guard_") else 2 * (name.startswith("eval_") and not name.endswith("mean_accuracy"))
+    )
 
 
 def _shown(name: str, value: Any) -> str:
