@@ -44,7 +44,8 @@ class RecordedEvaluator(BaseEvaluator):
         """Evaluate a model; see `BaseEvaluator` for the arguments."""
         scores = self.scores(model)
         percent = 100 * scores[self.metric]
-        logger.info("%s %s at step %d: %s %.1f %%", self.description, self.name, steps, self.metric, percent)
+        described = f"{self.description} {self.name}".strip()
+        logger.info("%s at step %d: %s %.1f %%", described, steps, self.metric, percent)
         if output_path is not None and self.write_csv:
             append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
         metrics: dict[str, float] = self.prefix_name_to_metrics(dict(scores), self.name)
