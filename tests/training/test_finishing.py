@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -76,16 +75,6 @@ def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev,
         assert (find_projection(model) is not None) == bool(directions)
 
 
-@pytest.fixture
-def guard(tmp_path, bitext) -> Path:
-    """A folder with labels."""
-    folder = tmp_path / "sts"
-    folder.mkdir()
-    rows = [f'"{one["source"]}","{other["source"]}",{at}\n' for at, (one, other) in enumerate(pairwise(bitext))]
-    (folder / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
-    return folder
-
-
 def language(code: str, number: int) -> ParallelSet:
     return ParallelSet(code, *(tuple(f"{text} {at}" for at in range(number)) for text in ("hund", "dog")))
 
@@ -104,8 +93,8 @@ def test_similarity_structure_covers_languages_of_the_dev_sets(start, trained, d
 
 
 @pytest.mark.usefixtures("small")
-def test_guards_with_many_texts_are_not_measured_during_training(start, dev, guard, bitext, monkeypatch, caplog):
-    original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start), guard=[str(guard)])
+def test_guards_with_many_texts_are_not_measured_during_training(start, dev, sts, bitext, monkeypatch, caplog):
+    original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start), guard=[str(sts)])
     for most, names in ((len(bitext), ["similarity structure", "sts"]), (len(bitext) - 1, ["similarity structure"])):
         monkeypatch.setattr(finishing, "TRAINING_TEXTS", most)
         with caplog.at_level("INFO"):
@@ -115,9 +104,7 @@ def test_guards_with_many_texts_are_not_measured_during_training(start, dev, gua
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("chosen", [4, 0])
-def test_the_number_of_directions_is_chosen_after_the_weight(
-    start, trained, dev, guard, tmp_path, monkeypatch, chosen
-):
+def test_the_number_of_directions_is_chosen_after_the_weight(start, trained, dev, sts, tmp_path, monkeypatch, chosen):
     """The choice itself depends on the encoder, so that both of its outcomes are forced."""
     choose = finishing.choose_directions
 
@@ -128,13 +115,15 @@ def test_the_number_of_directions_is_chosen_after_the_weight(
         assert [point["directions"] for point in curve.points] == [0, 10]
         assert [point["guards"].keys() for point in curve.points] == [{"sts"}, {"sts"}]
         assert curve.points[0]["gain"]["difference"] == 0
-        assert guards[0].measure(load_encoder(start, device="cpu"))["difference"] == 0  # than before training
+        _, own = finishing.release_guards(load_encoder(start, device="cpu"), config, "dev")
+        assert guards[0].measure(model)["before"] == pytest.approx(own.measure(model)["before"])  # before training
         curve.points[1]["directions"] = 4
         return replace(curve, directions=chosen)
 
     monkeypatch.setattr(finishing, "choose_directions", forced)
-    settings = {"merge": 0.5, "debias": "auto", "guard": [str(guard)], "output_dir": str(tmp_path)}
-    finished = finish(trained, RunConfig(model=str(start), **settings), pooling="cls", dev=dev)
+    settings = {"merge": 0.5, "debias": "auto", "guard": [str(sts)], "output_dir": str(tmp_path)}
+    config = RunConfig(model=str(start), **settings)
+    finished = finish(trained, config, pooling="cls", dev=dev)
     facts = finished.facts["debias"]
     assert (facts["directions"], facts["languages"]) == (chosen, 12)
     projection = find_projection(finished.encoder)
@@ -153,7 +142,7 @@ def test_the_number_of_directions_is_chosen_after_the_weight(
     [("auto", 0, False), ("auto", 5, True), (0.5, 5, True), (None, 0, True), ("auto", "auto", True)],
 )
 def test_the_texts_of_all_measurements_are_counted(
-    start, trained, dev, guard, tmp_path, monkeypatch, merge, directions, guarded
+    start, trained, dev, sts, tmp_path, monkeypatch, merge, directions, guarded
 ):
     dev |= {"xx": language("xx", 30)}
     for module in (finishing, debiasing):
@@ -168,7 +157,7 @@ def test_the_texts_of_all_measurements_are_counted(
         lambda self, texts, **options: encoded.extend(texts) or encode(self, texts, **options),
     )
     settings = {"model": str(start), "merge": merge, "debias": directions, "output_dir": str(tmp_path)}
-    config = RunConfig(**settings, guard=[str(guard)] if guarded else [])
+    config = RunConfig(**settings, guard=[str(sts)] if guarded else [])
     during = training_guards(original, config, dev)
     for one in [*during, *during]:
         one.measure(trained)

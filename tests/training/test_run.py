@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shlex
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -331,16 +330,6 @@ def test_the_interval_of_evaluations_is_the_configured_one(settings, tmp_path):
     run = TrainingRun(RunConfig(**settings | changes, output_dir=str(tmp_path / "out")))
     run.execute()
     assert [log["step"] for log in run.trainer.state.log_history if "eval_dev_mean_accuracy" in log] == [1, 2]
-
-
-@pytest.fixture
-def sts(tmp_path, bitext) -> Path:
-    """A guard with labels."""
-    folder = tmp_path / "sts"
-    folder.mkdir()
-    rows = [f'"{one["source"]}","{other["source"]}",{at % 5}\n' for at, (one, other) in enumerate(pairwise(bitext))]
-    (folder / "de-dev.csv").write_text("".join(rows), encoding="utf-8")
-    return folder
 
 
 def guard_log(result) -> list[dict[str, float]]:
