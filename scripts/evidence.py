@@ -4,15 +4,17 @@
     python scripts/evidence.py --data benchmarks             # train and measure what is missing, then write the page
     python scripts/evidence.py --time                        # measure the time of a step, on an otherwise idle machine
     python scripts/evidence.py --write                       # only write docs/evidence.md
+    python scripts/evidence.py --config configs/finalists.yaml --data benchmarks    # other recipes, for another page
 
-``configs/evidence.yaml`` lists the recipes. A cell is a recipe with a seed. Its stages are the training, the choice of
-the weight alpha on development data under guards, and each benchmark, for the encoder as trained, merged with the starter by
-alpha, and, if the recipe has one, in the form of its release. The starter is measured with and without its prompt.
+``configs/evidence.yaml``, or another file with ``--config``, lists the recipes and names the page. A cell is a recipe with a
+seed. Its stages are the training, the choice of the weight alpha on development data under guards, and each benchmark, for
+the encoder as trained, merged with the starter by alpha, and, if the recipe has one, in the form of its release. The starter
+is measured with and without its prompt.
 
-The result of each stage is a JSON file under ``scripts/results/evidence``; a stage is skipped if the file exists with the
-same settings. A killed program loses at most one stage, whose embeddings are kept. The change of the weights in training is
-stored as a task vector in ``--work_dir``. Programs with the same folders share the work: each skips cells that another one
-computes.
+The result of each stage is a JSON file under ``scripts/results/evidence``, or a folder named after another configuration; a
+stage is skipped if the file exists with the same settings. A killed program loses at most one stage, whose embeddings are
+kept. The change of the weights in training is stored as a task vector in ``--work_dir``. Programs with the same folders share
+the work: each skips cells that another one computes.
 """
 
 from __future__ import annotations
@@ -67,8 +69,6 @@ from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "scripts" / "results" / "evidence"
-PAGE = ROOT / "docs" / "evidence.md"
 
 #: Pieces of a sentence that every recipe reads at most.
 LENGTH = 32
@@ -139,7 +139,7 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
     Raises:
         UsageError: A recipe is unknown.
     """
-    entries = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["recipes"]
+    entries = yaml.safe_load(options.config.read_text(encoding="utf-8"))["recipes"]
     if unknown := sorted(set(options.only or ()) - entries.keys()):
         raise UsageError(f"Unknown recipe {unknown[0]!r}. The recipes are {', '.join(entries)}.")
     cells = []
@@ -165,7 +165,7 @@ class Evidence:
         self.options = options
         layers = f"-top{options.reinitialise}" if options.reinitialise else ""
         self.name = f"{Path(options.model).name}{layers}-{options.steps}x{options.batch_size}"
-        self.folder = Path(options.results) / self.name
+        self.folder = options.results / self.name
         self.work = Path(options.work_dir)
         self.cells = load_cells(options, self.folder)
         self.failed: list[str] = []
@@ -632,7 +632,10 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """The program's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="benchmarks", help="Folder of the benchmarks, as for `metaphrase evaluate`.")
-    parser.add_argument("--only", nargs="+", metavar="RECIPE", help="Recipes of configs/evidence.yaml (default: all).")
+    parser.add_argument(
+        "--config", type=Path, default=CONFIG, help="Recipes and their page (default: configs/evidence.yaml)."
+    )
+    parser.add_argument("--only", nargs="+", metavar="RECIPE", help="Recipes of the configuration (default: all).")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     suites = list(dict.fromkeys(suite for tier in TIERS for suite in tier))
     parser.add_argument(
@@ -650,13 +653,15 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: the demo's).")
     parser.add_argument(
-        "--results", default=str(RESULTS), help="Folder of the results, with a subfolder for each setting."
+        "--results",
+        type=Path,
+        help="Folder of the results, with a subfolder for each setting (default: scripts/results/CONFIG).",
     )
     parser.add_argument(
         "--work_dir", default="runs/evidence", help="Folder of task vectors, embeddings and whole results."
     )
     parser.add_argument(
-        "--page", help="Page with markers to write (default: docs/evidence.md, for the default --results only)."
+        "--page", type=Path, help="Page with markers to write (default: that of --config, without --results only)."
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="Device (default: a GPU if available).")
     parser.add_argument(
@@ -664,14 +669,12 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
     parser.add_argument("--write", action="store_true", help="Only write the page from the stored results.")
-    return parser.parse_args(argv)
-
-
-def page_of(options: argparse.Namespace) -> Path | None:
-    """The page to write. That of the documentation shows the results of the repository only."""
-    if options.page:
-        return Path(options.page)
-    return PAGE if Path(options.results).resolve() == RESULTS else None
+    options = parser.parse_args(argv)
+    if options.results is None:
+        # The page of the documentation shows the results of the repository only.
+        options.page = options.page or ROOT / yaml.safe_load(options.config.read_text(encoding="utf-8"))["page"]
+        options.results = ROOT / "scripts" / "results" / options.config.stem
+    return options
 
 
 def main(argv: Sequence[str]) -> int:
@@ -687,8 +690,8 @@ def main(argv: Sequence[str]) -> int:
                 return 0
             evidence.time_steps() if options.time else evidence.run()
             failed = evidence.failed
-        if page := page_of(options):
-            write_page(Path(options.results), page)
+        if options.page:
+            write_page(options.results, options.page, options.config)
     except (ValueError, OSError) as error:
         print(f"evidence: {error}", file=sys.stderr)
         return 2

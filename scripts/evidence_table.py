@@ -329,7 +329,8 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
             if table := stored.differences(trained, variant, other, scores):
                 of = "the starter, with or without its prompt" if other == STARTER else f"`{REFERENCE}`"
                 lines += ["", f"### {words}, against {of}", *_difference_tables(stored, trained, table, variant)]
-    lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
+    if claims:
+        lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
     if any(name.startswith(GROUP) for name in stored.scores):
         lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
     return "\n".join([*lines, "", "### Computation", "", *_cost_table(stored, trained)])
@@ -470,13 +471,19 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
     return path
 
 
-def write_page(results: Path, page: Path) -> None:
-    """Write the tables and the plot of every setting between the markers of a page, each under its own heading."""
-    content = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+def write_page(results: Path, page: Path, config: Path = CONFIG) -> None:
+    """Write the tables and the plot of every setting between the markers of a page, each under its own heading.
+
+    Args:
+        results: Folder of the settings.
+        page: The page.
+        config: The recipes, and the papers' claims, if any.
+    """
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
     recipes, sections = list(content["recipes"]), []
     for folder in sorted(path for path in results.glob("*") if path.is_dir()):
         stored = Stored.read(folder)
-        plot = draw(stored, recipes, page.parent / "evidence" / f"{folder.name}.svg")
-        text = page_tables(stored, recipes, content["claims"], plot and f"evidence/{plot.name}")
+        plot = draw(stored, recipes, page.parent / page.stem / f"{folder.name}.svg")
+        text = page_tables(stored, recipes, content.get("claims", ()), plot and f"{page.stem}/{plot.name}")
         sections.append(f"## {folder.name}\n\n{text}")
     fill(page, {"evidence": "\n\n".join(sections) or EMPTY})

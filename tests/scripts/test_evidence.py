@@ -309,7 +309,24 @@ def test_a_page_without_results_names_the_command(table, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_is_up_to_date(script, table, tmp_path):
-    page = tmp_path / "evidence.md"
-    page.write_bytes(script.PAGE.read_bytes())
-    table.write_page(script.RESULTS, page)
-    assert page.read_bytes() == script.PAGE.read_bytes()
+    options = script.parsed([])
+    page = tmp_path / options.page.name
+    page.write_bytes(options.page.read_bytes())
+    table.write_page(options.results, page)
+    assert page.read_bytes() == options.page.read_bytes()
+
+
+def test_another_configuration_has_its_own_recipes_results_and_page(script, table, tmp_path):
+    config = tmp_path / "best.yaml"
+    config.write_text("page: docs/best.md\nrecipes:\n  mine: {recipe: tr, terms: {tr: {args: {temperature: 0.02}}}}\n")
+    options = script.parsed(["--config", str(config)])
+    assert options.results == script.ROOT / "scripts" / "results" / "best"
+    assert options.page == script.ROOT / "docs" / "best.md"
+    assert {cell.name for cell in script.load_cells(options, tmp_path)} == {"mine"}
+    assert script.parsed(["--config", str(config), "--results", str(tmp_path)]).page is None
+    with pytest.raises(ValueError, match="Unknown recipe 'tr'"):
+        script.load_cells(script.parsed(["--config", str(config), "--only", "tr"]), tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
+    table.write_page(script.parsed([]).results, page, config)
+    assert "Orders that papers report" not in page.read_text()
