@@ -159,12 +159,13 @@ def test_a_folder_is_read(tmp_path):
     assert list(load_answer_folder(tmp_path / "xquad-r", ["sw", "de"])) == ["sw", "de"]
 
 
-def test_the_first_questions_keep_their_paragraphs(tmp_path):
+def test_chosen_questions_keep_their_paragraphs(tmp_path):
     one = load_answer_folder(write_answers(tmp_path))["de"]
-    assert one.first_questions(None) is one
-    assert one.first_questions(1).sentences == ("de sentence one", "de sentence two")
-    assert one.first_questions(3).sentences == one.sentences
-    moved = AnswerSet("de", ("b", "c"), ("q", "r"), (3, 4), one.sentences, one.paragraphs).first_questions(1)
+    assert one.questions_by_paragraph() == [[0, 1], [2, 3, 4]]
+    assert one.chosen(range(5)) == one
+    assert one.chosen([0]).sentences == ("de sentence one", "de sentence two")
+    assert one.chosen(range(3)).sentences == one.sentences
+    moved = AnswerSet("de", ("b", "c"), ("q", "r"), (3, 4), one.sentences, one.paragraphs).chosen([0])
     assert (moved.ids, moved.answers, moved.sentences) == (("b",), (1,), one.sentences[2:])
 
 

@@ -76,9 +76,12 @@ class AnswerSet:
             return list(self.sentences)
         return [f"{sentence} {paragraph}" for sentence, paragraph in zip(self.sentences, self.paragraphs, strict=True)]
 
-    def first_questions(self, n: int | None) -> AnswerSet:
-        """The first questions, with the sentences of the paragraphs that have their answers; None for all."""
-        return self if n is None else self.chosen(range(min(n, len(self.ids))))
+    def questions_by_paragraph(self) -> list[list[int]]:
+        """The numbers of the questions that each paragraph answers."""
+        questions: dict[str, list[int]] = {}
+        for number, answer in enumerate(self.answers):
+            questions.setdefault(self.paragraphs[answer], []).append(number)
+        return list(questions.values())
 
     def chosen(self, questions: Sequence[int]) -> AnswerSet:
         """Some questions by number, with the sentences of the paragraphs that have their answers."""

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import mteb
 import numpy as np
@@ -30,6 +31,7 @@ from metaphrase.evaluation.suites import (
     DataUnavailable,
     Settings,
     Subject,
+    encoders,
 )
 from metaphrase.evaluation.suites.baselines import compare_scores, differences, stronger
 from metaphrase.evaluation.suites.encoders import parallel_folders
@@ -251,7 +253,9 @@ def test_quick_is_a_sample_of_the_suites_that_do_not_fine_tune(data, subject):
     ]
     assert list(missing) == ["pos"]
     for part in parts:
-        assert "; sample: the first 5 items of each language" in part.protocol
+        spread = part.suite in ("sts", "answer-retrieval")
+        words = "5 items of each language, evenly spaced" if spread else "the first 5 items of each language"
+        assert f"; sample: {words}" in part.protocol
         assert cache_path(part, subject) != cache_path(whole[part.name], subject)
         assert part.work < whole[part.name].work
         for result in run_benchmark(part, subject)["scores"].values():
@@ -261,6 +265,25 @@ def test_quick_is_a_sample_of_the_suites_that_do_not_fine_tune(data, subject):
     assert names == {"eng_Latn", "ewe_Latn", "swh_Latn", "tat_Cyrl"}
     (part,) = find_benchmarks(data / "sib200", ["sib200"], Settings(languages=("sw",)), QUICK)[0]
     assert {path.name.partition(".")[0] for path in part.files} == {"eng_Latn", "swh_Latn"}
+
+
+def test_a_spread_sample_is_not_about_one_document(data, monkeypatch):
+    """Items in the order of their documents are drawn from all of them, and questions with their whole paragraph."""
+    seen = []
+    monkeypatch.setattr(encoders.sts, "evaluate_sts", lambda model, sets, **_: seen.append(sets) or Mock())
+    monkeypatch.setattr(
+        encoders.answer_retrieval, "evaluate_answer_retrieval", lambda model, sets, **_: seen.append(sets) or {}
+    )
+    samples = {suite: QUICK[suite]._replace(items=3, languages=None) for suite in ("sts", "answer-retrieval")}
+    for part in find_benchmarks(data, list(samples), SETTINGS, samples)[0]:
+        part.measure(Mock(settings=SETTINGS, options=lambda *_: {}))
+    pairs, _, answers, _ = seen
+    assert pairs["de"].scores == (0, 0, 4)  # the first, the middle and the last of 20
+    assert {one.ids for one in answers.values()} == {("q0.0", "q0.1")}  # one paragraph, for 3 of 5 questions
+    samples["answer-retrieval"] = samples["answer-retrieval"]._replace(spread=False)
+    (part, _) = find_benchmarks(data, ["answer-retrieval"], SETTINGS, samples)[0]
+    part.measure(Mock(settings=SETTINGS, options=lambda *_: {}))
+    assert {one.ids for one in seen[-1].values()} == {("q0.0", "q0.1", "q1.0")}
 
 
 def test_a_folder_has_a_sample_of_its_own(data):

@@ -37,6 +37,7 @@ class Settings:
     Attributes:
         finetuning: Options of the fine-tuned suites that override `SMALL_SCALE`.
         first: Number of items of each language that are measured; None measures all.
+        spread: Whether these items are evenly spaced over the data set instead of its first ones: STS and answer retrieval.
     """
 
     prompt: str | None = option(
@@ -101,6 +102,7 @@ class Settings:
     seed: Seed = option(0, "Seed of the bootstrap.")
     finetuning: Mapping[str, Any] = field(default_factory=dict, metadata={"internal": True})
     first: Count | None = field(default=None, metadata={"internal": True})
+    spread: bool = field(default=False, metadata={"internal": True})
 
     def __post_init__(self) -> None:
         """Split lists at commas and spaces; None is no list or no prompt."""

@@ -21,6 +21,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.text import MAX_CHARS, read_lines
 from metaphrase.evaluation import answer_retrieval, bucc, distractors, sib200, sts, word_alignment, xsimpp
 from metaphrase.evaluation.encoding import encode_texts
+from metaphrase.evaluation.guard_data import spread
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Result, complete_groups, mean_of
 from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
@@ -231,7 +232,7 @@ def _find_stsb(folder: Path, settings: Settings) -> Iterator[Benchmark]:
 
     def measure(subject: Subject) -> Results:
         whole = sts.load_sts_folder(folder, read)
-        sets = {code: one.rows(range(len(one.scores))[: settings.first]) for code, one in whole.items()}
+        sets = {code: one.rows(_items(range(len(one.scores)), settings)) for code, one in whole.items()}
         sides = {name: {code: sets[code] for code in languages}, f"{name} cross-lingual": sts.cross_lingual(sets)}
         options = subject.options(STS_RESAMPLES)
         return {key: sts.evaluate_sts(subject.model, some, **options) for key, some in sides.items() if some}
@@ -240,6 +241,13 @@ def _find_stsb(folder: Path, settings: Settings) -> Iterator[Benchmark]:
         used = tuple(files[language] for language in read)
         protocol = "Spearman of the cosine ×100, test set; in each language, and across it and English"
         yield Benchmark(name, "sts", protocol, used, text_size(used), measure)
+
+
+def _items(whole: Sequence[int], settings: Settings) -> Sequence[int]:
+    """The items of a language that are measured."""
+    if settings.first is None or not settings.spread:
+        return whole[: settings.first]
+    return spread(whole, settings.first)
 
 
 def _sts22(subject: Subject) -> Results:
@@ -333,7 +341,7 @@ def find_answer_retrieval(folder: Path, settings: Settings) -> Iterator[Benchmar
     files = _answer_files(folder, settings)
 
     def measure(name: str, text: answer_retrieval.AnswerText, subject: Subject) -> Results:
-        sets = _read_answers(folder, files, settings.first)
+        sets = _read_answers(folder, files, settings)
         options = subject.options(STS_RESAMPLES)
         results = answer_retrieval.evaluate_answer_retrieval(subject.model, sets, answer_text=text, **options)
         return {f"{name} {measure}": result for measure, result in results.items()}
@@ -360,9 +368,20 @@ def _answer_files(folder: Path, settings: Settings) -> dict[str, Path]:
     return {language: files[language] for language in wanted_languages(files, settings, folder)}
 
 
-def _read_answers(folder: Path, languages: Iterable[str], first: int | None) -> dict[str, answer_retrieval.AnswerSet]:
+def _read_answers(folder: Path, languages: Iterable[str], settings: Settings) -> dict[str, answer_retrieval.AnswerSet]:
+    """The questions that are measured; of evenly spaced ones, whole paragraphs, because each adds candidates."""
     sets = answer_retrieval.load_answer_folder(folder, list(languages))
-    return {language: one.first_questions(first) for language, one in sets.items()}
+    if settings.first is None:
+        return sets
+    whole = next(iter(sets.values()))
+    questions: Sequence[int] = range(len(whole.ids))
+    if settings.spread:
+        by_paragraph = whole.questions_by_paragraph()
+        count = max(1, round(settings.first * len(by_paragraph) / len(questions)))
+        questions = list(chain.from_iterable(spread(by_paragraph, count)))
+    else:
+        questions = questions[: settings.first]
+    return {language: one.chosen(questions) for language, one in sets.items()}
 
 
 # SIB-200
@@ -487,7 +506,7 @@ def _mteb_answers(folder: Path, settings: Settings) -> Iterator[Benchmark]:
     if files := _answer_files(folder, settings):
         used = tuple(files.values())
         work = text_size(used) * _ANSWER_WORK["sentence"]
-        measure = partial(_measure_mteb, "xquad-r", partial(_answer_task, folder, list(files), settings.first))
+        measure = partial(_measure_mteb, "xquad-r", partial(_answer_task, folder, list(files), settings))
         yield Benchmark("mteb xquad-r", "mteb", protocol, used, work, measure, reads=_MTEB_READS, asks=True)
 
 
@@ -506,8 +525,8 @@ def _topic_task(
     return tasks.topic_task("sib200-classification", {language: sets[language] for language in languages}, first)
 
 
-def _answer_task(folder: Path, languages: Sequence[str], first: int | None, tasks: Any, subject: Subject) -> Any:
-    return tasks.answer_task("xquad-r-retrieval", _read_answers(folder, languages, first))
+def _answer_task(folder: Path, languages: Sequence[str], settings: Settings, tasks: Any, subject: Subject) -> Any:
+    return tasks.answer_task("xquad-r-retrieval", _read_answers(folder, languages, settings))
 
 
 def _measure_mteb(name: str, make: Callable[[Any, Subject], Any] | None, subject: Subject) -> Results:

@@ -16,20 +16,23 @@ class Sample(NamedTuple):
         items: Items of each language: pairs of sentences, gold pairs, questions, or sentences of a split.
         share: Rough share of the texts of a data set that is encoded, for the estimate of the duration (mining computes it).
         languages: Languages, if available; None for all.
+        spread: Whether the items are evenly spaced over the data set instead of its first ones, which are about one subject
+            where items are in the order of their documents.
     """
 
     items: int
     share: float
     languages: tuple[str, ...] | None = None
+    spread: bool = False
 
 
 _LANGUAGES = ("de", "ru", "zh", "hi", "sw", "te", "tl", "th")
 #: The sample of each suite. Languages are of several scripts, with much and with little training data.
 QUICK: dict[str, Sample] = {
     "retrieval": Sample(150, 0.15, _LANGUAGES),
-    "sts": Sample(200, 0.15, ("en", "de", "zh")),
+    "sts": Sample(200, 0.15, ("en", "de", "zh"), spread=True),
     "mining": Sample(90, 1),
-    "answer-retrieval": Sample(60, 0.05),
+    "answer-retrieval": Sample(60, 0.05, spread=True),
     "xsim++": Sample(150, 0.15, _LANGUAGES),
     "sib200": Sample(100, 0.25, (*_LANGUAGES, "ewe_Latn", "tat_Cyrl", "bod_Tibt", "quy_Latn")),
     "word-alignment": Sample(60, 0.04),
@@ -67,17 +70,17 @@ def with_samples(
         if named := {name for name, own in keys.items() if key in own}:
             found = {name: one for name, one in found.items() if name not in named}
             for languages in (settings.languages, settings.languages or list(sample.languages or ())):
-                parts = find(replace(settings, first=sample.items, languages=languages))
+                parts = find(replace(settings, first=sample.items, spread=sample.spread, languages=languages))
                 found |= {one.name: _sampled(one, sample) for one in parts if one.name in named}
     return [found[one.name] for one in whole if one.name in found]
 
 
 def _sampled(benchmark: Benchmark, sample: Sample) -> Benchmark:
     """A benchmark of a sample, which is cached apart from the benchmark of all items."""
+    items = f"{sample.items} items of each language{' and split' * (benchmark.suite == 'sib200')}"
     return replace(
         benchmark,
-        protocol=f"{benchmark.protocol}; sample: the first {sample.items} items of each language"
-        f"{' and split' if benchmark.suite == 'sib200' else ''}",
+        protocol=f"{benchmark.protocol}; sample: {f'{items}, evenly spaced' if sample.spread else f'the first {items}'}",
         work=benchmark.work * sample.share,
-        fixed={**benchmark.fixed, "first": sample.items},
+        fixed={**benchmark.fixed, "first": sample.items} | ({"spread": True} if sample.spread else {}),
     )
