@@ -31,10 +31,10 @@ demo: install  ## Train on the packaged bitext and write runs/demo/report.html (
 model: demo  ## Train metaphrase-e5-small as the demo does, and write its package and card
 	$(BIN)/python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
 
-test: install  ## Run the tests (6 minutes on 2 cores, no network)
+test: install  ## Run the tests (4 minutes on 2 cores, no network)
 	$(BIN)/python -m pytest -m 'not long and not slow and not gpu' -n 2 --junit-xml build/test.xml $(TESTS)
 
-test-long: install  ## Run the tests of whole commands and trainings (3 minutes on 2 cores)
+test-long: install  ## Run the tests of whole commands and trainings (2 minutes on 2 cores)
 	$(BIN)/python -m pytest -m 'long and not slow and not gpu' -n 2 --junit-xml build/test-long.xml $(TESTS)
 
 # The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads.

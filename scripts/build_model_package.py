@@ -102,7 +102,7 @@ to vectors of {dimensions} dimensions, in which sentences are close to their tra
 {pairs:,} sentence pairs of {count} languages with English ({languages}). The tables show gains and losses.
 
 - **Recipe:** {recipe}{merged}{debiased}
-- **Files:** the difference from multilingual-e5-small, in {bits} bits, {megabytes:.1f} MB. The base is loaded from PyPI.
+- **Files:** the difference from multilingual-e5-small, in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
 - **Licence:** {license}; see `LICENSE` and `NOTICE.md`.
 
 ## Use
@@ -121,8 +121,8 @@ print(model.similarity(model.encode(swahili), model.encode(english)))
 
 {prompts}
 
-Every command of metaphrase takes the name too, as in `metaphrase adapt --model {name}`. To load the model with Sentence
-Transformers alone, write it as a plain folder:
+Every command of metaphrase that takes an encoder accepts the name, as in `metaphrase adapt --model {name}`. To load the model
+with Sentence Transformers alone, write it as a plain folder:
 
 ```bash
 metaphrase pull {name} my-encoder
@@ -144,13 +144,13 @@ better; *release* and *after* are this model.
 
 ### At the end of training
 
-`demo` has held-out pairs of the training text, `udhr` paragraphs of the Universal Declaration of Human Rights.
+`demo` contains held-out pairs of the training text, and `udhr` paragraphs of the Universal Declaration of Human Rights.
 
 {results}
 
 ## Precision
 
-The effect of storing the difference in {bits} bits:
+The table shows the effect of storing the difference in {bits} bits:
 
 <!-- precision -->
 <!-- /precision -->

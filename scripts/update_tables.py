@@ -306,8 +306,8 @@ def suites_table(content: dict[str, Any]) -> str:
     lines += [
         *footnotes(lines),
         "",
-        f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and `--suite` "
-        f"{', '.join(content['suites'])}, seed "
+        f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and "
+        f"{', '.join(f'`--suite {suite}`' for suite in content['suites'])}, seed "
         f"{content['seed']} ({cores(content['hardware'])}). Differences compare means over languages (of "
         "both directions, if measured), with 95 % paired bootstrap intervals.",
         *(f"Not measured: {name}, because its data could not be loaded." for name in content["skipped"]),

@@ -38,7 +38,7 @@ class PushOptions:
         help="Folder of a run, a task vector (.safetensors) or a bitext. May be the first argument.", first=True
     )
     repo: str = option(help="Repository, as me/name; created if it does not exist.", aliases=["--to"])
-    private: bool = option(False, "Make a new repository private.")
+    private: bool = option(False, "Make a new repository private, and push nothing to a public one.")
     revision: str | None = option(None, "Branch to commit to; default: main.")
     message: str | None = option(None, "Title of the commit.")
     with_heads: bool = option(False, "Also push the objectives' heads, for further training (folder heads/).")

@@ -195,7 +195,7 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
         rebuilt = remove_pooler(type(encoder)(encoder.config))
     if different := rebuilt.state_dict().keys() ^ remove_pooler(encoder).state_dict().keys():
         raise ModelError(
-            f"The layers {wanted} alone are no encoder of type {encoder.config.model_type}, whose layers differ in "
+            f"The layers {wanted} alone do not form an encoder of type {encoder.config.model_type}, whose layers differ in "
             f"{min(different)}. Keep the first layer."
         )
     return model

@@ -42,7 +42,9 @@ class DiagnoseOptions:
     source_column: str | None = option(None, SOURCE_COLUMN)
     target_column: str | None = option(None, TARGET_COLUMN)
     split: str = option("train", "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load.")
-    test: str | None = option(None, "Folder of test sets xx-en[.test].tsv.gz, which are searched in the corpus.")
+    test: str | None = option(
+        None, "Folder of test sets xx-en[.test].tsv.gz; the corpus is searched for their sentences."
+    )
     strict: bool = option(False, "Treat a single test pair in the corpus as an error.")
     baseline: str | None = option(None, "The encoder before training, to check whether training changed it.")
     output: str | None = option(None, "JSON file to write.", aliases=["-o"])

@@ -329,7 +329,7 @@ def _check(options: DebiasOptions) -> None:
     names = [Path(folder).resolve().name for folder in (options.dev, *options.guard)]
     if len(set(names)) < len(names):
         raise UsageError(
-            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one, so that their results differ."
+            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one: results are stored by name."
         )
 
 

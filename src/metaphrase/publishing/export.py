@@ -348,7 +348,7 @@ def _test_sets(options: ExportOptions, languages: Sequence[str]) -> tuple[dict[s
         return sets, dict.fromkeys(sets, Path(options.data).resolve().name)
     if options.trims and not languages:  # the other packaged languages are those that the encoder loses
         raise UsageError(
-            "No language is named that the smaller vocabulary can be measured on. Pass languages other than English with "
+            "The smaller vocabulary cannot be measured without a language other than English. Pass languages with "
             "--languages, or test sets with --data."
         )
     demo = load_parallel_folder(DEMO, split="test")

@@ -327,7 +327,7 @@ def _check_choice(options: MergeOptions) -> None:
     names = [Path(folder).resolve().name for folder in (options.dev or "", *options.guard)]
     if auto and len(set(names)) < len(names):
         raise UsageError(
-            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one, so that their results differ."
+            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one: results are stored by name."
         )
     names = [Path(path).name for path in options.texts]
     if len(set(names)) < len(names):

@@ -57,7 +57,7 @@ class ReportOptions:
     """The run, its baseline, and the data of the report."""
 
     run: str = option(
-        help="Folder that `metaphrase train` or `metaphrase demo` wrote. May be the first argument.", first=True
+        help="Folder that `metaphrase adapt`, `train` or `demo` wrote. May be the first argument.", first=True
     )
     baseline: str | None = option(
         None,
@@ -261,7 +261,8 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], set[str], dict[str, Any], A
         trained = trained_languages(facts) if facts is not None else set()
     if facts is None:
         raise MissingFileError(
-            f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of a `metaphrase train`."
+            f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of `metaphrase adapt`, `train` or "
+            "`demo`."
         )
     with damage_in(folder / "report.json"):
         earlier = _read_json(folder / "report.json") or {}
