@@ -245,8 +245,9 @@ def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
 
 def test_quick_is_a_sample_of_the_suites_that_do_not_fine_tune(data, subject):
     small = {suite: sample._replace(items=5) for suite, sample in QUICK.items()}
-    parts, missing = find_benchmarks(data, list(QUICK), SETTINGS, small)
-    whole = {part.name: part for part in find_benchmarks(data, list(QUICK), SETTINGS)[0]}
+    suites = [name for name in QUICK if name in SUITES]  # the others are benchmarks with a sample of their own
+    parts, missing = find_benchmarks(data, suites, SETTINGS, small)
+    whole = {part.name: part for part in find_benchmarks(data, suites, SETTINGS)[0]}
     assert [part.name for part in parts] == [
         *("news", "tatoeba", "stsb", "bucc sample_oracle", "xquad-r", "xquad-r paragraph"),
         *("news xsim++", "tatoeba xsim++", "sib200 xsim++", "sib200", "gold", "pawsx probe"),
