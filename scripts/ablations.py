@@ -38,14 +38,14 @@ import yaml
 from datasets import Dataset
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
-from stored_results import fill, refuse_less
+from stored_results import fill, refuse_less, reports_errors
 from transformers import HfArgumentParser
 
 from metaphrase.corpus.files import find_files
 from metaphrase.encoders.loading import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.seeds import difference, interval
-from metaphrase.io.configuration import did_you_mean, read_yaml
+from metaphrase.io.configuration import did_you_mean, option, read_yaml
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
@@ -83,23 +83,15 @@ TRIAL = 3
 class Options:
     """The program's options: encoder, data, steps, seeds and output."""
 
-    model: str = field(default=STARTER, metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
-    corpus: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: the demo's)."}
-    )
-    test: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")],
-        metadata={"help": "Folders of test sets (default: the demo's)."},
-    )
-    steps: int = field(default=100, metadata={"help": "Optimiser steps of each cell."})
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each cell."})
-    output: str = field(default="runs/ablations", metadata={"help": "Results folder, with a subfolder for each grid."})
-    batch_size: int | None = field(default=None, metadata={"help": "Short for --per_device_train_batch_size."})
-    set: list[str] = field(
-        default_factory=list,
-        metadata={"help": "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", "action": "extend"},
-    )
-    keep: bool = field(default=False, metadata={"help": "Store the results in scripts/results, and write docs."})
+    model: str = option(STARTER, "Encoder: 'starter', a Hub id or a folder.")
+    corpus: list[str] = option([str(DATA / "demo")], "Bitext (default: the demo's).")
+    test: list[str] = option([str(DATA / "demo")], "Folders of test sets (default: the demo's).")
+    steps: int = option(100, "Optimiser steps of each cell.")
+    seeds: list[int] = option([1, 2, 3], "Seeds of each cell.")
+    output: str = option("runs/ablations", "Results folder, with a subfolder for each grid.")
+    batch_size: int | None = option(None, "Short for --per_device_train_batch_size.")
+    set: list[str] = option([], "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", action="extend")
+    keep: bool = option(False, "Store the results in scripts/results, and write docs.")
 
 
 @dataclass(frozen=True)
@@ -649,14 +641,11 @@ def covers(result: Mapping[str, Any]) -> dict[str, Any]:
 def shape_of(model: SentenceTransformer, length: int) -> dict[str, int]:
     """Return the dimensions that determine the costs of an encoder."""
     config = model[0].auto_model.config
-    return {
-        "layers": config.num_hidden_layers,
-        "hidden": config.hidden_size,
-        "vocabulary": config.vocab_size,
-        "length": length,
-    }
+    layers, hidden, vocabulary = config.num_hidden_layers, config.hidden_size, config.vocab_size
+    return {"layers": layers, "hidden": hidden, "vocabulary": vocabulary, "length": length}
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run a grid; return the exit status."""
     if list(argv) == ["--write"]:
@@ -666,11 +655,7 @@ def main(argv: Sequence[str]) -> int:
         HfArgumentParser(Options, usage="python scripts/ablations.py NAME [OPTIONS] | --write").print_help()
         print(f"\nAblations: {', '.join(sorted(path.stem for path in GRIDS.glob('*.yaml')))}")
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
-    try:
-        run_grid(argv[0], argv[1:])
-    except (ValueError, OSError) as error:
-        print(f"ablations: {error}", file=sys.stderr)
-        return 2
+    run_grid(argv[0], argv[1:])
     return 0
 
 
@@ -722,7 +707,7 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         content["evaluation_seconds"] = round(seconds - trained_in, 2)
         write_json(run.path, {**content, "facts": facts, "results": results})
         shutil.rmtree(work, ignore_errors=True)
-        score = statistics.fmean(result["average"]["mean"]["accuracy"] for result in results.values())
+        score = _mean(results)
         left = (time.perf_counter() - began) / at * (len(missing) - at) / 60
         print(
             f"{at}/{len(missing)} {run.cell.label}, seed {run.seed}: {score:.1f} % (before {_mean(untrained):.1f}) in "

@@ -60,11 +60,7 @@ COSTS = {
     "xquad f1": "XQuAD F1",
 }
 #: Names of the encoders of a cell, in words.
-VARIANTS = {
-    "raw": "As trained",
-    "merged": "Merged",
-    "released": "As released",
-}
+VARIANTS = {"raw": "As trained", "merged": "Merged", "released": "As released"}
 #: Groups of the languages of SIB-200 that are kept.
 RESOURCES = ("trained", "in XLM-R", "not in XLM-R")
 #: Axes of the plot: gain and cost.
@@ -339,19 +335,15 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
 def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     if stored.timed_on:
         yield from (f"Step times: {stored.timed_on}, nothing else running.", "")
-    names = (
-        "recipe",
-        "seeds",
-        "seconds per step",
-        "time ÷ `tr`",
-        "encoder calls per step",
-        "tokens per step",
-        "alpha",
-    )
+    names = ("recipe", "seeds", "seconds per step", "time ÷ `tr`")
+    names += ("encoder calls per step", "tokens per step", "alpha")
     rows = []
     for recipe in recipes:
         alphas = [stored.alphas[recipe, seed] for seed in stored.seeds(recipe) if (recipe, seed) in stored.alphas]
-        calls, tokens = (_mean_fact(stored, recipe, fact) for fact in ("encoder_calls", "tokens"))
+        calls, tokens = (
+            fmean(stored.training[recipe, seed][fact] for seed in stored.seeds(recipe))
+            for fact in ("encoder_calls", "tokens")
+        )
         seconds = f"{stored.step_seconds[recipe]:.2f}" if recipe in stored.step_seconds else ""
         row = [f"`{recipe}`", str(len(stored.seeds(recipe))), seconds, _times(stored, recipe), f"{calls:.1f}"]
         rows.append([*row, f"{tokens:,.0f}", ", ".join(f"{alpha:g}" for alpha in alphas)])
@@ -359,10 +351,6 @@ def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     yield f"| {' | '.join(names[at] for at in columns)} |"
     yield f"|---|{'--:|' * (len(columns) - 1)}"
     yield from (f"| {' | '.join(row[at] for at in columns)} |" for row in rows)
-
-
-def _mean_fact(stored: Stored, recipe: str, fact: str) -> float:
-    return fmean(stored.training[recipe, seed][fact] for seed in stored.seeds(recipe))
 
 
 def _times(stored: Stored, recipe: str) -> str:

@@ -51,7 +51,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from stored_results import check_settings, fill
+from stored_results import check_settings, fill, reports_errors
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
@@ -81,11 +81,7 @@ PLOT = ROOT / "docs" / "forgetting" / "frontier.svg"
 
 TEMPERATURES = (0.01, 0.02, 0.05)
 #: Candidates that a translation is ranked against, as arguments of `tr`, by their part of a recipe's name.
-RANKINGS: dict[str, dict[str, Any]] = {
-    "": {},
-    "soft targets, ": {"targets": "soft"},
-    "own side, ": {"own_side": True},
-}
+RANKINGS: dict[str, dict[str, Any]] = {"": {}, "soft targets, ": {"targets": "soft"}, "own side, ": {"own_side": True}}
 #: Terms that keep the encoder close to the original one, by name.
 TERMS: dict[str, list[dict[str, Any]]] = {
     "nothing": [],
@@ -317,11 +313,6 @@ def probe_scores(model: SentenceTransformer, folder: Path) -> dict[str, float]:
     return {key: results[name].groups["without English"].score for key, name in PROBES.items()}
 
 
-def probe_digest(folder: Path) -> str:
-    """Digest of the data of the probes."""
-    return files_sha256(sorted(path for name in ("xnli", "ud") for path in (folder / name).glob("*")))
-
-
 def dev_digest(stsb: Path, mlqa: Path) -> str:
     """Digest of the dev texts outside the package."""
     return files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
@@ -349,19 +340,12 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
 
 def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None = None) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
-    settings = json.dumps(
-        [
-            ALPHAS,
-            DIRECTIONS,
-            ITEMS,
-            QUESTIONS,
-            PARAGRAPHS,
-            *(len(side) for side in data.sts),
-            *([PROBES, PROBED_ALPHAS, PROBE_ITEMS, probe_digest(probes)] if probes else []),
-        ]
-    )
+    settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *map(len, data.sts)]
+    if probes:
+        files = sorted(path for name in ("xnli", "ud") for path in (probes / name).glob("*"))
+        settings += [PROBES, PROBED_ALPHAS, PROBE_ITEMS, files_sha256(files)]
     name = "starter" if cell is None else cell.digest
-    digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     path = output / "rows" / f"{name}-{digest}.json"
     if path.is_file():
         return list(json.loads(path.read_text(encoding="utf-8")))
@@ -543,6 +527,7 @@ def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[M
             )
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -564,11 +549,7 @@ def main(argv: Sequence[str]) -> int:
         "--keep", action="store_true", help="Add to scripts/results/forgetting.json and write docs/forgetting.md."
     )
     options = parser.parse_args(argv)
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        print(f"forgetting: {error}", file=sys.stderr)
-        return 2
+    run(options)
     return 0
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from ablations import trained
 from forgetting import COLUMNS, DevData, dev_digest, interpolated, kept_embeddings
-from stored_results import check_settings, fill, refuse_less
+from stored_results import check_settings, fill, refuse_less, reports_errors
 from update_tables import hardware_words
 
 from metaphrase.encoders.loading import load_encoder
@@ -103,6 +103,7 @@ def covers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"seeds": {row["seed"] for row in rows}, "steps": max(row["steps"] for row in rows)}
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,11 +116,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if len(options.seeds) < 2:
         parser.error("a comparison needs at least two seeds")
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        print(f"precision: {error}", file=sys.stderr)
-        return 2
+    run(options)
     return 0
 
 

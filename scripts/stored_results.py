@@ -1,15 +1,33 @@
-"""What the programs here share: results that are stored in the repository, their tables, and folders of unfinished work."""
+"""What the programs here share: stored results, their tables, folders of unfinished work, and how errors are reported."""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from metaphrase.exceptions import UsageError
 from metaphrase.io.files import replace_text, write_json
+
+_P = ParamSpec("_P")
+
+
+def reports_errors(main: Callable[_P, int]) -> Callable[_P, int]:
+    """Decorator of a program: an error of its options, data or files is printed without a traceback; the status is 2."""
+
+    @wraps(main)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            print(f"{Path(main.__code__.co_filename).stem}: {error}", file=sys.stderr)
+            return 2
+
+    return run
 
 
 def refuse_less(path: Path, stored: Callable[[Any], Mapping[str, Any]], new: Mapping[str, Any]) -> None:

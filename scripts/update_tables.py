@@ -16,15 +16,16 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from stored_results import fill, write_results
+from stored_results import fill, reports_errors, write_results
 from transformers import HfArgumentParser
 
 from metaphrase.evaluation.distractors import KINDS
+from metaphrase.io.configuration import option
 from metaphrase.io.environment import cores
 
 ROOT = Path(__file__).parents[1]
@@ -37,34 +38,23 @@ CARDS = ROOT / "model_cards"
 class Options:
     """New results to store; without options, the tables are rewritten from the stored results."""
 
-    demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
-    swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
-    adapted: list[str] = field(
-        default_factory=list, metadata={"help": "Output folders of `metaphrase adapt` (scripts/my_language.sh)."}
+    demo: str | None = option(None, "report.json of `make demo`.")
+    swahili: str | None = option(None, "report.json of scripts/swahili.sh.")
+    adapted: list[str] = option([], "Output folders of `metaphrase adapt` (scripts/my_language.sh).")
+    suites: list[str] = option(
+        [],
+        "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, or one file for "
+        "each of several suites, with the same two encoders.",
     )
-    suites: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, or one file for "
-            "each of several suites, with the same two encoders."
-        },
+    dap_suites: list[str] = option(
+        [], "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."
     )
-    dap_suites: list[str] = field(
-        default_factory=list,
-        metadata={"help": "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."},
+    timed: list[str] = option(
+        [], "results.json of `metaphrase evaluate … --suite all` and the like, for the durations of suites."
     )
-    timed: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "results.json of `metaphrase evaluate … --suite all` and the like, for the durations of suites."
-        },
-    )
-    alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
-    translation: str | None = field(
-        default=None,
-        metadata={
-            "help": "results.json of trainers/finetune_translation.py with configs/finetune/overfit-translation.yaml."
-        },
+    alignment: str | None = option(None, "alignment.json of scripts/wacse.sh.")
+    translation: str | None = option(
+        None, "results.json of trainers/finetune_translation.py with configs/finetune/overfit-translation.yaml."
     )
 
 
@@ -201,10 +191,8 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
     content = contents[0]
     sides = {"before": content["baseline"], "after": content}
     for one in contents[1:]:
-        if [one["model_hash"], one["baseline"]["model_hash"]] != [
-            content["model_hash"],
-            sides["before"]["model_hash"],
-        ]:
+        hashes = [[side["model_hash"] for side in (of["baseline"], of)] for of in (content, one)]
+        if hashes[0] != hashes[1]:
             raise ValueError(
                 f"Suite {one['suite']!r} was measured with other encoders than suite {content['suite']!r}."
             )
@@ -261,11 +249,6 @@ def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
         "unprompted": found["before"] is not None and found["before"].get("settings", {}).get("prompt") == "",
         "test": results["comparisons"].get(name, {}).get("pooled"),
     }
-
-
-def is_fine_tuned(one: dict[str, Any]) -> bool:
-    """Whether the whole encoder was fine-tuned for a score."""
-    return one["protocol"].startswith("small scale:")
 
 
 def _score(row: dict[str, Any]) -> dict[str, Any]:
@@ -452,7 +435,8 @@ def test_cells(one: dict[str, Any]) -> list[str]:
     if (test := one["test"]) is None:
         return ["", ""]
     low, high = test["interval"]
-    verdict = "one run §" if is_fine_tuned(one) and test["verdict"] != "tie" else test["verdict"]
+    is_fine_tuned = one["protocol"].startswith("small scale:")
+    verdict = "one run §" if is_fine_tuned and test["verdict"] != "tie" else test["verdict"]
     return [f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", verdict]
 
 
@@ -656,13 +640,12 @@ def stored_tables() -> dict[str, str]:
 
 def fill_pages(pages: Sequence[Path]) -> None:
     """Rewrite the tables of pages from stored results. A model card has only results of its own weights."""
-    tables = stored_tables()
+    tables, suites = stored_tables(), RESULTS / "suites.json"
+    measured = json.loads(suites.read_text(encoding="utf-8"))["hashes"]["after"] if suites.exists() else None
     for page in pages:
         hashes = measured_as(page)
-        if hashes is not None and stored_hash("suites") not in hashes:
-            fill(page, tables | {"suites": "The suites have not been measured with these weights."})
-        else:
-            fill(page, tables)
+        is_own = hashes is None or measured in hashes
+        fill(page, tables if is_own else tables | {"suites": "The suites have not been measured with these weights."})
 
 
 def measured_as(page: Path) -> list[str] | None:
@@ -671,19 +654,10 @@ def measured_as(page: Path) -> list[str] | None:
     return None if head is None else yaml.safe_load(head[1])["metaphrase"].get("measured_as", [])
 
 
-def stored_hash(name: str) -> str | None:
-    """Return the digest of the encoder that stored results belong to."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["hashes"]["after"] if path.exists() else None
-
-
+@reports_errors
 def main(argv: list[str]) -> int:
     """Store new results, then rewrite the tables of all pages."""
-    try:
-        store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
-    except (ValueError, OSError) as error:
-        print(f"update_tables: {error}", file=sys.stderr)
-        return 2
+    store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
     cards = [*CARDS.glob("*.md"), *ROOT.glob("models/*/*/README.md")]
     fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *cards])
     return 0

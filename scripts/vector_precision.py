@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from stored_results import fill, refuse_less
+from stored_results import fill, refuse_less, reports_errors
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.answer_retrieval import AnswerSet
@@ -114,6 +114,7 @@ def table(content: Mapping[str, Any]) -> str:
     )
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,14 +126,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--items", type=int, default=50, help="Maximum number of items of a language.")
     parser.add_argument("--keep", action="store_true", help=f"Write {KEPT.name} and the table of docs/{PAGE.name}.")
     options = parser.parse_args(argv)
-    try:
-        if options.keep:
-            refuse_less(KEPT, lambda one: {"items": one["items"]}, {"items": options.items})
-        prepare_process()
-        content = measure(options.base, options.tuned, options.guards, options.items)
-    except (ValueError, OSError) as error:
-        print(f"vector_precision: {error}", file=sys.stderr)
-        return 2
+    if options.keep:
+        refuse_less(KEPT, lambda one: {"items": one["items"]}, {"items": options.items})
+    prepare_process()
+    content = measure(options.base, options.tuned, options.guards, options.items)
     print(table(content))
     if options.keep:
         write_json(KEPT, content)

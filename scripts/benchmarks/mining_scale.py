@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from transformers import BertConfig, BertModel, HfArgumentParser, PreTrainedToke
 from metaphrase import load_encoder
 from metaphrase.evaluation.bucc import MiningSet, load_bucc_folder
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.files import write_json
 from metaphrase.mining.bulk import encode
 from metaphrase.mining.margins import best_threshold
@@ -67,22 +68,16 @@ SIMULATED, BUCC = "simulated", "BUCC 2018 sample"
 class Options:
     """Options of the measurement."""
 
-    sizes: list[int] = field(default_factory=lambda: [10_000, 100_000, 1_000_000], metadata={"help": "Lines a side."})
-    indexes: list[str] = field(default_factory=lambda: ["exact", "ivf"], metadata={"help": "Kinds of search."})
-    peers: list[str] = field(
-        default_factory=lambda: list(ENGINES), metadata={"help": f"Programs: {', '.join(ENGINES)}."}
-    )
-    data: str | None = field(
-        default=None, metadata={"help": "Folder of BUCC 2018's sample, to mine with all programs."}
-    )
-    most_hours: float = field(default=1.0, metadata={"help": "Skip rows that are estimated to take longer."})
-    tasks: int = field(default=8, metadata={"help": "Tasks of each stage."})
-    workers: int = field(default=2, metadata={"help": "Tasks at a time."})
-    results: str = field(default=str(RESULTS), metadata={"help": "Folder of the results."})
-    plots: str | None = field(
-        default=None, metadata={"help": "Folder of the plots (default: docs/scaling, or that of --results)."}
-    )
-    work: str = field(default="out/mining-scale", metadata={"help": "Folder of texts and shards, deleted at the end."})
+    sizes: list[int] = option([10_000, 100_000, 1_000_000], "Lines a side.")
+    indexes: list[str] = option(["exact", "ivf"], "Kinds of search.")
+    peers: list[str] = option(list(ENGINES), f"Programs: {', '.join(ENGINES)}.")
+    data: str | None = option(None, "Folder of BUCC 2018's sample, to mine with all programs.")
+    most_hours: float = option(1.0, "Skip rows that are estimated to take longer.")
+    tasks: int = option(8, "Tasks of each stage.")
+    workers: int = option(2, "Tasks at a time.")
+    results: str = option(str(RESULTS), "Folder of the results.")
+    plots: str | None = option(None, "Folder of the plots (default: docs/scaling, or that of --results).")
+    work: str = option("out/mining-scale", "Folder of texts and shards, deleted at the end.")
 
 
 # ---------------------------------------------------------------------------------------------------- simulation

@@ -31,19 +31,7 @@ KINDS = {
     "embedding": ("embedding",),
     "dropout": ("bernoulli", "dropout"),
     "optimiser": ("adam", "foreach_norm", "foreach_mul"),
-    "copies, indices, sums": (
-        "copy_",
-        "index",
-        "gather",
-        "scatter",
-        "cat",
-        "add_",
-        "add",
-        "mul",
-        "sum",
-        "fill_",
-        "zero_",
-    ),
+    "copies, indices, sums": ("copy_", "index", "gather", "scatter", "cat", "add", "mul", "sum", "fill_", "zero_"),
 }
 OTHER = "other"
 

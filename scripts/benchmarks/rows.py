@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import vocabulary
 from costs import ENCODERS, step_flops
+from datasets import Dataset
 from measuring import Clock, Figure, Skipped, held_activations, interleaved, peak_memory, ratio
 from official import OfficialStep
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -28,7 +29,6 @@ from settings import (
     Shape,
     Words,
     batch_of,
-    dataset_of,
     random_encoder,
     recipe,
     starter,
@@ -251,7 +251,7 @@ def trainer(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int,
         bf16=context.device == "cuda",
         seed=1,
     )
-    return make(model=loss.model, args=arguments, train_dataset=dataset_of(pairs), loss=loss)
+    return make(model=loss.model, args=arguments, train_dataset=Dataset.from_list(list(pairs)), loss=loss)
 
 
 def whole_step(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int) -> Callable[[], float]:
@@ -568,21 +568,16 @@ def encode_vs_st(context: Context) -> list[Figure]:
     positions = sum(len(batch) * max(batch) for batch in batches)
     model.max_seq_length = limit
     return [
-        ratio(
-            f"encode / SentenceTransformer.encode, batch 32, {n} texts",
-            seconds,
-            "theirs, 32",
-            "ours",
-            (">=", 1.2),
-            "starter",
-        ),
-        ratio(
-            f"encode / SentenceTransformer.encode, batch 128, {n} texts",
-            seconds,
-            "theirs, 128",
-            "ours",
-            (">=", 1.8),
-            "starter",
+        *(
+            ratio(
+                f"encode / SentenceTransformer.encode, batch {size}, {n} texts",
+                seconds,
+                f"theirs, {size}",
+                "ours",
+                (">=", bound),
+                "starter",
+            )
+            for size, bound in ((32, 1.2), (128, 1.8))
         ),
         Figure(
             "sentence-transformers' positions with padding / tokens, batch 128", positions / sum(lengths), of="starter"

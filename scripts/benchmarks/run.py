@@ -22,7 +22,7 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -36,10 +36,12 @@ import rates
 import rows
 import torch
 from costs import main as write_costs
-from measuring import Figure, OthersShare, Skipped, facts
+from measuring import OthersShare, Skipped, facts
 from rows import Context
 from settings import SHAPES
 from transformers import HfArgumentParser
+
+from metaphrase.io.configuration import option
 
 RESULTS = Path(__file__).parent / "results"
 #: Folder of results with other settings than those stored.
@@ -58,26 +60,18 @@ MINUTES = 2.0
 class Options:
     """Options of the benchmark."""
 
-    rows: str = field(default="all", metadata={"help": f"Rows, separated by commas: {', '.join(ROWS)}."})
-    quick: bool = field(
-        default=False,
-        metadata={"help": "Measure the starter's shape only, in two rounds, and skip the slowest rows."},
+    rows: str = option("all", f"Rows, separated by commas: {', '.join(ROWS)}.")
+    quick: bool = option(False, "Measure the starter's shape only, in two rounds, and skip the slowest rows.")
+    device: str = option("cpu", "cpu or cuda.")
+    threads: int = option(1, "Number of threads.")
+    rounds: int = option(2, "Rounds of each measurement; the minimum counts.")
+    texts: str | None = option(
+        None, "Folder of test sets, such as Tatoeba's xx-en.tsv.gz, for the starter. Default: the demo's pairs."
     )
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    threads: int = field(default=1, metadata={"help": "Number of threads."})
-    rounds: int = field(default=2, metadata={"help": "Rounds of each measurement; the minimum counts."})
-    texts: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of test sets, such as Tatoeba's xx-en.tsv.gz, for the starter. Default: the demo's pairs."
-        },
-    )
-    again: bool = field(default=False, metadata={"help": "Measure rows again even if recent results exist."})
-    max_age: float = field(default=24.0, metadata={"help": "Age in hours up to which a result is reused."})
-    results: str | None = field(default=None, metadata={"help": "Results folder (default: one for each device)."})
-    shape: str | None = field(
-        default=None, metadata={"help": "Measure one shape instead of all: " + ", ".join(SHAPES)}
-    )
+    again: bool = option(False, "Measure rows again even if recent results exist.")
+    max_age: float = option(24.0, "Age in hours up to which a result is reused.")
+    results: str | None = option(None, "Results folder (default: one for each device).")
+    shape: str | None = option(None, "Measure one shape instead of all: " + ", ".join(SHAPES))
 
 
 def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
@@ -92,25 +86,10 @@ def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
         "others": round(share, 3),
         "minutes": round((time.perf_counter() - start) / 60, 2),
         "finished": time.time(),
-        "figures": [describe(figure, share) for figure in figures],
+        "figures": [asdict(one) | {"verdict": one.verdict(share), "spread": round(one.spread, 3)} for one in figures],
     }
     gc.collect()
     return content
-
-
-def describe(figure: Figure, others: float) -> dict[str, Any]:
-    """Convert a figure to plain data."""
-    return {
-        "what": figure.what,
-        "of": figure.of,
-        "value": figure.value,
-        "unit": figure.unit,
-        "target": figure.target,
-        "verdict": figure.verdict(others),
-        "spread": round(figure.spread, 3),
-        "seconds": figure.seconds,
-        "given": figure.given,
-    }
 
 
 def is_done(path: Path, options: Options) -> bool:
@@ -206,11 +185,7 @@ def measure_missing(names: list[str], context: Context, options: Options, folder
         except Skipped as reason:
             print(f"{name}: skipped, {reason}")
             continue
-        except (
-            RuntimeError,
-            MemoryError,
-            CalledProcessError,
-        ):  # a row that does not fit on this machine does not stop the others
+        except (RuntimeError, MemoryError, CalledProcessError):  # as when a row does not fit on this machine
             traceback.print_exc()
             failed.append(name)
             continue
