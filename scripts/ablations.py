@@ -96,14 +96,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant of a grid.
+    """One variant of a grid: ``label`` names it in tables, and ``x`` is its position on the grid's axis, if there is one.
 
-    Attributes:
-        label: Name in tables.
-        recipe: Training recipe.
-        published: The paper's numbers, one for each of the grid's published columns.
-        x: Position on the grid's axis, if it has one.
-        costs: Name of the recipe in ``scripts/benchmarks/costs.py``, if the table shows operations.
+    ``published`` has the paper's numbers, one for each of the grid's published columns; ``costs`` is the name of the recipe
+    in ``scripts/benchmarks/costs.py``, if the table shows operations.
     """
 
     label: str
@@ -126,15 +122,9 @@ class Cell:
 class Grid:
     """A table or figure of a paper, as cells to train; differences are relative to the first cell.
 
-    Attributes:
-        name: Name, after the paper's table or figure.
-        title: Heading.
-        paper: Reference to the paper's table or figure.
-        varies: Difference between the cells.
-        cells: The variants.
-        published: ``scale`` and ``columns`` of the paper's numbers.
-        groups: Language sets of Tatoeba whose means are shown if the test set contains them.
-        axis: Label of the x-axis, if the paper has a figure.
+    ``varies`` states the difference between the cells. ``published`` has ``scale`` and ``columns`` of the paper's numbers,
+    ``groups`` are language sets of Tatoeba whose means are shown if the test set contains them, and ``axis`` is the label of
+    the x-axis, if the paper has a figure.
     """
 
     name: str
@@ -149,14 +139,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Run:
-    """A cell with a seed.
-
-    Attributes:
-        cell: The cell.
-        seed: The seed.
-        config: Its configuration, without the output folder.
-        path: Results file; its name contains the digest of the settings.
-    """
+    """A cell with a seed, its configuration without the output folder, and its file, named by a digest of the settings."""
 
     cell: Cell
     seed: int
@@ -171,10 +154,8 @@ class Run:
 def load_grid(name: str, *, settings: Mapping[str, Any] | None = None, monolingual: bool = False) -> Grid:
     """Read a grid.
 
-    Args:
-        name: Name of the grid.
-        settings: Values by ``objective.argument``, for every cell that contains the objective.
-        monolingual: Whether monolingual text is available. If not, ``without_monolingual`` of each cell applies.
+    ``settings`` are values by ``objective.argument``, for every cell that contains the objective. Without ``monolingual``
+    text, ``without_monolingual`` of each cell applies.
 
     Raises:
         ValueError: The grid does not exist, no cell contains the objective of a setting, or an argument is unknown.
@@ -286,14 +267,7 @@ def configurations(grid: Grid, options: Options, given: Mapping[str, Any]) -> li
 
 
 def plan(grid: Grid, options: Options, configs: Sequence[RunConfig], settings: Sequence[Any]) -> list[Run]:
-    """Return the runs of a grid, seed by seed.
-
-    Args:
-        grid: The grid.
-        options: The program's options.
-        configs: The configuration of each cell, see :func:`configurations`.
-        settings: The settings that determine the result of each cell, without the seed.
-    """
+    """Return the runs of a grid, seed by seed, from the configuration of each cell and what determines its result."""
     folder = Path(options.output) / grid.name / "cells"
     runs = []
     for seed in options.seeds:
@@ -354,16 +328,9 @@ def check_columns(grid: Grid, dataset: Any) -> None:
 def trained(
     config: RunConfig, work: Path, links: Path, inputs: Inputs | None = None
 ) -> tuple[Any, Sets, dict[str, Any]]:
-    """Train without a release.
+    """Train without a release, resuming from checkpoints in ``work``. All cells share the word links in ``links``.
 
-    Args:
-        config: The configuration.
-        work: Folder of checkpoints, from which an interrupted run resumes.
-        links: Folder of the word links, which all cells share.
-        inputs: Inputs that are loaded already.
-
-    Returns:
-        The encoder, or one encoder per language; the test sets; facts about the run.
+    Returns the encoder, or one encoder per language; the test sets; facts about the run.
     """
     started = time.perf_counter()
     links.mkdir(parents=True, exist_ok=True)
@@ -410,9 +377,7 @@ def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) 
 def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> float:
     """Return half the width of the 95 % interval of a mean difference over languages, in points, due to the test sentences.
 
-    Args:
-        old: Results by language of the runs of a cell, one for each seed, with the hits of both directions.
-        new: Results of another cell.
+    The arguments are the results by language of two cells, one for each seed, with the hits of both directions.
     """
     directions = [key for key in SCORES if key != "mean"]
 

@@ -74,10 +74,8 @@ class Options:
 class Sample:
     """A uniform random sample of a stream of pairs, without duplicates: the pairs with the smallest keys.
 
-    Args:
-        size: Maximum number of pairs.
-        seed: Determines the keys, together with the purpose.
-        purpose: Distinguishes the keys of nested samples, because pairs sampled from a large source all have small keys.
+    The keys depend on the seed and on a purpose, which distinguishes those of nested samples: pairs sampled from a large
+    source all have small keys.
     """
 
     def __init__(self, size: int, seed: int, purpose: str) -> None:
@@ -258,11 +256,7 @@ def write_tsv(path: Path, pairs: Iterable[Pair]) -> str:
 
 
 def build(options: Options) -> dict[str, Any]:
-    """Build the corpus.
-
-    Returns:
-        The content of ``report.json``.
-    """
+    """Build the corpus, and return the content of ``report.json``."""
     cleaning = make_cleaning(options)
     sources = find_sources(options)
     assemble = PROTOCOLS[options.protocol][0]

@@ -110,16 +110,9 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe with a seed.
+    """A recipe with a seed, the folder of its results, and the encoders that are measured.
 
-    Attributes:
-        name: Name of the recipe.
-        recipe: The recipe.
-        seed: The seed.
-        folder: Folder of its results.
-        packaged: Whether it is measured on all benchmarks.
-        release: ``merge`` and ``debias`` of its release, if it has one.
-        variants: The encoders that are measured.
+    A ``packaged`` recipe is measured on all benchmarks. ``release`` has its ``merge`` and ``debias``, if it is released.
     """
 
     name: str
@@ -156,11 +149,7 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
 
 
 class Evidence:
-    """The cells of a setting, and their stages.
-
-    Args:
-        options: The program's options.
-    """
+    """The cells of a setting, and their stages."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options

@@ -131,14 +131,9 @@ def resampled_mean(value_sb: NDArray[np.float64], resamples: int = RESAMPLES) ->
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between two encoders: mean over the shared seeds, with an interval over seeds and items.
+    """A difference between two encoders: mean over the shared seeds in points, with a 95 % interval over seeds and items.
 
-    Attributes:
-        mean: In points.
-        interval: 95 % interval.
-        p_value: Before Holm's correction.
-        seeds: Number of seeds.
-        verdict: ``"better"``, ``"tie"`` or ``"worse"``, after Holm's correction over a table.
+    The verdict is that after Holm's correction over a table, the p-value that before it.
     """
 
     mean: float
@@ -177,9 +172,7 @@ def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool])
 def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str, Any]:
     """The stored part of the results of a benchmark: each score, and those of groups of languages, with their blocks.
 
-    Args:
-        scores: Results by name, as `Result.to_dict` returns them; those without items are omitted.
-        trained: The languages that were trained on.
+    ``scores`` are results by name, as `Result.to_dict` returns them; those without items are omitted.
     """
     kept: dict[str, Any] = {}
     for name, content in scores.items():
@@ -300,14 +293,7 @@ def _machine(content: Mapping[str, Any]) -> str:
 
 
 def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping[str, str]], plot: str | None) -> str:
-    """The section of a setting as Markdown.
-
-    Args:
-        stored: What is kept.
-        recipes: Names of the recipes, in the order of the tables.
-        claims: Orders that papers report.
-        plot: Address of the plot.
-    """
+    """The section of a setting as Markdown. ``claims`` are orders that papers report."""
     trained = [recipe for recipe in recipes if stored.seeds(recipe)]
     if not trained or not stored.scores:
         return EMPTY
@@ -460,13 +446,7 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
 
 
 def write_page(results: Path, page: Path, config: Path = CONFIG) -> None:
-    """Write the tables and the plot of every setting between the markers of a page, each under its own heading.
-
-    Args:
-        results: Folder of the settings.
-        page: The page.
-        config: The recipes, and the papers' claims, if any.
-    """
+    """Write the tables and the plot of every setting between the markers of a page, each under its own heading."""
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     recipes, sections = list(content["recipes"]), []
     for folder in sorted(path for path in results.glob("*") if path.is_dir()):

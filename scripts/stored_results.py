@@ -33,10 +33,7 @@ def reports_errors(main: Callable[_P, int]) -> Callable[_P, int]:
 def refuse_less(path: Path, stored: Callable[[Any], Mapping[str, Any]], new: Mapping[str, Any]) -> None:
     """Refuse to replace stored results by results that cover less.
 
-    Args:
-        path: File of the stored results.
-        stored: Returns what stored results cover, given the content of the file: by name, a set, or a number.
-        new: What the new results cover.
+    ``stored`` returns what stored results cover, given the content of their file: by name, a set, or a number.
 
     Raises:
         UsageError: The stored results cover more.

@@ -174,10 +174,6 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
 
     They are added to stored results of the same encoders, whose scores of the same names they replace.
 
-    Args:
-        results: Results of suites with the same two encoders.
-        path: File to write.
-
     Raises:
         ValueError: The results are of different encoders, have no baseline, or are of the sample ``quick``.
         UsageError: The stored results cover more data sets or languages.

@@ -182,11 +182,7 @@ def check(options: Options) -> None:
 
 
 def evaluate(options: Options, called: str) -> None:
-    """Evaluate the aligners, and write the results of each.
-
-    Args:
-        options: The options.
-        called: The command, which is stored.
+    """Evaluate the aligners, and write the results of each with the command.
 
     Raises:
         UsageError: An option is missing, or the results file has results on other gold links.

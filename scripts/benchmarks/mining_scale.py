@@ -291,11 +291,6 @@ def estimate(rows: Sequence[dict[str, Any]], size: int, workers: int) -> float:
     """Estimate the seconds of a row from the largest one of its index or program; without one, from the operations.
 
     Exact search grows with the square of the size, an approximate one with its power 1.5, everything else linearly.
-
-    Args:
-        rows: Measured rows of the same index or program.
-        size: Lines a side.
-        workers: Tasks at a time.
     """
     if not rows:
         return 30 + size / 200 + 4 * size**2 * HIDDEN / (workers * FLOPS)
@@ -430,13 +425,7 @@ class Program:
         return todo
 
     def run(self, size: int, texts: str, load: Callable[[], Embedded]) -> None:
-        """Measure the missing rows of a size, and keep each.
-
-        Args:
-            size: Lines a side.
-            texts: What is mined.
-            load: Embeds it, for the comparison with other programs.
-        """
+        """Measure the missing rows of a size, and keep each. ``load`` embeds the texts, for the other programs."""
         todo, most = self.missing(size, texts), 3600 * self.options.most_hours
         for _, name, seconds in (row for row in todo if row[2] > most):
             print(f"{size:,} lines, {name}: skipped, about {seconds / 3600:.1f} hours (--most_hours)")

@@ -43,14 +43,7 @@ Pair = dict[str, str]
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of an encoder.
-
-    Attributes:
-        model_type: Architecture in transformers.
-        layers: Number of layers.
-        hidden: Hidden size.
-        vocabulary: Vocabulary size.
-    """
+    """The architecture and the shape of an encoder."""
 
     model_type: str
     layers: int
@@ -122,11 +115,7 @@ def lengths(n: int, seed: int, *, full: bool = False) -> np.ndarray:
 
 
 class Words:
-    """Pairs of random words with a skewed frequency distribution, for encoders of `random_encoder`.
-
-    Args:
-        vocabulary: Vocabulary size of the encoder.
-    """
+    """Pairs of random words with a skewed frequency distribution, for encoders of `random_encoder`."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -143,12 +132,7 @@ class Words:
 
 
 class RealTexts:
-    """Real pairs for the starter encoder.
-
-    Args:
-        tokenizer: Tokenizer of the encoder.
-        folder: Folder with files such as ``sw-en.tsv.gz``. None uses bundled pairs with lengths close to Tatoeba's.
-    """
+    """Real pairs of a folder for the starter; without a folder, bundled pairs with lengths close to Tatoeba's."""
 
     def __init__(self, tokenizer: Any, folder: str | None) -> None:
         if folder:
