@@ -30,8 +30,8 @@ from metaphrase.corpus.files import (
     file_names,
     find_files,
     json_keys,
+    source_language,
     states_languages,
-    unknown_language,
 )
 from metaphrase.corpus.hub import count_rows, pin_revision
 from metaphrase.corpus.kinds import XML
@@ -323,9 +323,7 @@ def stream_files(
         is_whole = in_order and file.format != "hub" and states_languages(file)  # any row may be in another language
         languages = dict[str, None]()
         for _, _, _, known in islice(pairs, None if is_whole else _PEEKED):
-            if "source_lang" not in known:
-                raise unknown_language(file)
-            languages[known["source_lang"]] = None
+            languages[source_language(known, file)] = None
             optional.update(known)
         if not languages:
             raise CorpusError(f"{file.name} has no pairs.")
