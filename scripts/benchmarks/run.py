@@ -77,7 +77,7 @@ class Options:
 def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
     """Measure a row."""
     others, start = OthersShare(), time.perf_counter()
-    figures = ROWS[name](context)
+    figures = list(ROWS[name](context))
     share = others()
     content = {
         "row": name,
