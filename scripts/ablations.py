@@ -49,7 +49,7 @@ from metaphrase.io.configuration import did_you_mean, option, read_yaml
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
-from metaphrase.io.files import write_json
+from metaphrase.io.files import read_json, write_json
 from metaphrase.modeling.languages import fold_languages
 from metaphrase.training.baseline import Sets, read_test_sets
 from metaphrase.training.checks import check, check_text
@@ -148,7 +148,7 @@ class Run:
 
     def kept(self) -> dict[str, Any] | None:
         """Return the stored result, or None."""
-        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else None
+        return read_json(self.path) if self.path.is_file() else None
 
 
 def load_grid(name: str, *, settings: Mapping[str, Any] | None = None, monolingual: bool = False) -> Grid:
@@ -590,7 +590,7 @@ def write_page(kept: Path, page: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     sections = []
     for path in sorted(kept.glob("*.json")):
-        grid, result = load_grid(path.stem), json.loads(path.read_text(encoding="utf-8"))
+        grid, result = load_grid(path.stem), read_json(path)
         plots = draw(grid, result, folder, formats=["svg"])
         pictures = "".join(f"\n![{grid.title}: {plot.stem}](ablations/{plot.name})\n" for plot in plots)
         text = f"{grid.paper}. {grid.varies}\n\n{table(grid, result)}{pictures}\n`{result['command']}`"

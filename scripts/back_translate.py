@@ -17,7 +17,6 @@ complete. The same input, options and device produce the same text, however ofte
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections import defaultdict
@@ -38,7 +37,7 @@ from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.loading import find_model
 from metaphrase.io.configuration import option
-from metaphrase.io.files import write_json
+from metaphrase.io.files import read_json, write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
@@ -251,7 +250,7 @@ def translate_corpus(options: Options, parts: Path) -> Dataset:
             advance(len(rows))
     filled: dict[str, list[str]] = {"source_bt": [], "target_bt": []}
     for number in range(len(shards)):
-        for column, texts in json.loads((parts / f"{number:06}.json").read_text(encoding="utf-8")).items():
+        for column, texts in read_json(parts / f"{number:06}.json").items():
             filled[column] += texts
     for column, texts in filled.items():
         if texts or column not in dataset.column_names:

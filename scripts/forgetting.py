@@ -67,7 +67,7 @@ from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import cores, hardware, prepare_process
-from metaphrase.io.files import DEMO, UDHR, replacing, write_json
+from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
@@ -348,7 +348,7 @@ def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     path = output / "rows" / f"{name}-{digest}.json"
     if path.is_file():
-        return list(json.loads(path.read_text(encoding="utf-8")))
+        return list(read_json(path))
     original = load_encoder("starter")
     before = kept_embeddings(output / "rows" / f"starter-{digest}.npz", lambda: data.embed(original))
     rows = []
@@ -505,7 +505,7 @@ def stored_rows(path: Path, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    stored = {"corpus": DEMO_WORDS} | json.loads(path.read_text(encoding="utf-8"))
+    stored = {"corpus": DEMO_WORDS} | read_json(path)
     if differing := [f"{key} {stored[key]}" for key in setting if stored[key] != setting[key]]:
         raise UsageError(
             f"{path} has results of {', '.join(differing)}. To replace the stored results, delete this file first."

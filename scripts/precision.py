@@ -13,7 +13,6 @@ more seeds or steps.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
@@ -31,7 +30,7 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.seeds import difference
 from metaphrase.exceptions import UsageError
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process
-from metaphrase.io.files import write_json
+from metaphrase.io.files import read_json, write_json
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
 
@@ -47,7 +46,7 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
     """The row of a setting and a seed; it is measured if missing."""
     path = output / f"{name}-{steps}-{seed}.json"
     if path.is_file():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json(path))
     original, work = load_encoder("starter"), path.with_suffix("")
     before = kept_embeddings(output / "starter.npz", lambda: data.embed(original))
     shutil.rmtree(work, ignore_errors=True)  # an interrupted run starts over

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from metaphrase.exceptions import UsageError
-from metaphrase.io.files import replace_text, write_json
+from metaphrase.io.files import read_json, replace_text, write_json
 
 _P = ParamSpec("_P")
 
@@ -40,7 +40,7 @@ def refuse_less(path: Path, stored: Callable[[Any], Mapping[str, Any]], new: Map
     """
     if not path.exists():
         return
-    for name, covered in stored(json.loads(path.read_text(encoding="utf-8"))).items():
+    for name, covered in stored(read_json(path)).items():
         if isinstance(covered, set) and (missing := sorted(covered - new[name])):
             lacking = f"{name} {', '.join(map(str, missing))}, which the new results lack"
         elif not isinstance(covered, set) and covered > new[name]:
@@ -74,7 +74,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     path, own = folder / "settings.json", json.loads(json.dumps(settings, default=str))
     if not path.exists():
         write_json(path, own)
-    elif differing := [key for key, value in json.loads(path.read_text("utf-8")).items() if own.get(key) != value]:
+    elif differing := [key for key, value in read_json(path).items() if own.get(key) != value]:
         raise UsageError(
             f"{folder} has work that was made with another value of {', '.join(differing)}. Choose another folder as "
             "--output, or delete this one."

@@ -11,7 +11,6 @@ docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_s
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -27,6 +26,7 @@ from transformers import HfArgumentParser
 from metaphrase.evaluation.distractors import KINDS
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import cores
+from metaphrase.io.files import read_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
@@ -64,7 +64,7 @@ _GUARD = ("before", "after", "difference", "interval", "n", "verdict", "limit")
 
 def keep(report: Path, path: Path) -> None:
     """Store the comparisons of a report and the facts of its run."""
-    content = json.loads(report.read_text(encoding="utf-8"))
+    content = read_json(report)
     run = {key: value for key, value in content["run"].items() if key not in ("log_history", "corpus")}
     for file in run["files"]:
         file.pop("path", None)
@@ -132,8 +132,8 @@ def keep_adapted(outputs: Sequence[Path], path: Path) -> None:
     """Store verdicts and the facts of their runs, without sentences of the corpora."""
     runs = []
     for output in outputs:
-        verdict = json.loads((output / "verdict.json").read_text(encoding="utf-8"))
-        run = json.loads((output / "report.json").read_text(encoding="utf-8"))["run"]
+        verdict = read_json(output / "verdict.json")
+        run = read_json(output / "report.json")["run"]
         kept = {key: run[key] for key in ("seed", "steps", "training_seconds", "hardware", "versions")}
         kept["pairs"] = {file["language"]: file["pairs"] for file in run["files"]}
         kept |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
@@ -178,7 +178,7 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         ValueError: The results are of different encoders, have no baseline, or are of the sample ``quick``.
         UsageError: The stored results cover more data sets or languages.
     """
-    contents = [json.loads(result.read_text(encoding="utf-8")) for result in results]
+    contents = [read_json(result) for result in results]
     for result, one in zip(results, contents, strict=True):
         if one.get("baseline") is None:
             raise ValueError(f"{result} has no baseline to compare with. Pass --baseline to `metaphrase evaluate`.")
@@ -206,7 +206,7 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         "hardware": next(iter(parts.values()))["hardware"],
         "versions": content["versions"],
     }
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    stored = read_json(path) if path.exists() else {}
     if [stored.get(key) for key in ("hashes", "seed")] == [kept["hashes"], kept["seed"]]:
         lacking = {name: reason for name, reason in stored["skipped"].items() if name not in parts}
         kept["skipped"] = lacking  # a part of the data lacks most suites
@@ -335,10 +335,10 @@ def keep_durations(results: Sequence[Path], path: Path) -> None:
     They replace those of the same encoder. A part of ``--suite all`` replaces only what it measured.
     """
     runs = {}
-    for run in json.loads(path.read_text(encoding="utf-8")) if path.exists() else []:
+    for run in read_json(path) if path.exists() else []:
         runs[run["model"], run["suite"]] = run
     for result in results:
-        content = json.loads(result.read_text(encoding="utf-8"))
+        content = read_json(result)
         parts = content["parts"].values()
         seconds: dict[str, float] = {}
         for part in parts:
@@ -455,7 +455,7 @@ def hardware_words(hardware: dict[str, Any]) -> str:
 
 def keep_translation(report: Path, path: Path) -> None:
     """Store the results of a translation run with a few examples, and with file names instead of paths."""
-    content = json.loads(report.read_text(encoding="utf-8"))
+    content = read_json(report)
     for split in ("train", "test"):
         content["settings"][split] = Path(content["settings"][split]).name
     content["examples"] = content["examples"][:3]
@@ -603,7 +603,7 @@ def store(options: Options) -> None:
     if options.timed:
         keep_durations([Path(file) for file in options.timed], RESULTS / "durations.json")
     if options.alignment:
-        measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}
+        measured = read_json(options.alignment) | {"cpus": os.cpu_count()}
         write_results(RESULTS / "alignment.json", measured, lambda one: {"pairs": one["pairs"]})
     if options.translation:
         keep_translation(Path(options.translation), RESULTS / "translation_overfit.json")
@@ -628,16 +628,16 @@ def stored_tables() -> dict[str, str]:
     tables = {}
     for marker, (name, formatted) in formats.items():
         if (RESULTS / f"{name}.json").exists():
-            tables[marker] = formatted(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+            tables[marker] = formatted(read_json(RESULTS / f"{name}.json"))
     if (RESULTS / "word_alignment.json").exists():
-        tables |= word_alignment_tables(json.loads((RESULTS / "word_alignment.json").read_text(encoding="utf-8")))
+        tables |= word_alignment_tables(read_json(RESULTS / "word_alignment.json"))
     return tables | benchmark_tables(BENCHMARKS)
 
 
 def fill_pages(pages: Sequence[Path]) -> None:
     """Rewrite the tables of pages from stored results. A model card has only results of its own weights."""
     tables, suites = stored_tables(), RESULTS / "suites.json"
-    measured = json.loads(suites.read_text(encoding="utf-8"))["hashes"]["after"] if suites.exists() else None
+    measured = read_json(suites)["hashes"]["after"] if suites.exists() else None
     for page in pages:
         hashes = measured_as(page)
         is_own = hashes is None or measured in hashes

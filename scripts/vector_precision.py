@@ -29,7 +29,7 @@ from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.guard_data import LabelledData, load_guard_data
 from metaphrase.evaluation.similarity_structure import similarity_structure, structure_texts
 from metaphrase.io.environment import hardware, prepare_process, versions
-from metaphrase.io.files import DEMO, write_json
+from metaphrase.io.files import DEMO, read_json, write_json
 from metaphrase.merging import TaskVector
 from metaphrase.mining.search import unit_rows
 
@@ -84,7 +84,7 @@ def measure(base_name: str, tuned_name: str, guards: Sequence[str], items: int) 
         rows.append({"encoder": f"{bits} bits", "bytes": size, "scores": scores, **difference(reference, cached)})
         print(json.dumps(rows[-1]), flush=True)
     facts: dict[str, Any] = {"base": base_name, "items": items, "texts": len(reference.rows)}
-    run = json.loads((Path(tuned_name) / "run.json").read_text(encoding="utf-8"))
+    run = read_json(Path(tuned_name) / "run.json")
     facts |= {"recipe": run["recipe"]["name"], "steps": run["steps"], "alpha": run.get("merge", {}).get("alpha", 1.0)}
     facts["directions"] = 0 if vector.directions is None else len(vector.directions)
     return facts | {"rows": rows, "hardware": hardware(), "versions": versions()}

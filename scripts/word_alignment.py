@@ -11,7 +11,6 @@ separate tokens. The results replace the aligner's section of ``scripts/results/
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -42,6 +41,7 @@ from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.environment import hardware
+from metaphrase.io.files import read_json
 
 RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
 
@@ -192,7 +192,7 @@ def evaluate(options: Options, called: str) -> None:
     files = [folder / name for name in ("test.eng", "test.hin", "test.eng.hin.wa")]
     gold = [pair.swapped() for pair in load_wpt(*files)]
     path = Path(options.output)
-    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"aligners": {}}
+    content = read_json(path) if path.exists() else {"aligners": {}}
     gold_facts = {
         "name": "WPT-05 English-Hindi, test",
         "pairs": len(gold),

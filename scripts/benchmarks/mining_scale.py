@@ -49,7 +49,7 @@ from metaphrase import load_encoder
 from metaphrase.evaluation.bucc import MiningSet, load_bucc_folder
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
-from metaphrase.io.files import write_json
+from metaphrase.io.files import read_json, write_json
 from metaphrase.mining.bulk import encode
 from metaphrase.mining.margins import best_threshold
 
@@ -215,12 +215,12 @@ def measure(size: int, index: str, encoder: Path, options: Options) -> dict[str,
         found = {
             (row["source"], row["target"]) for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         }
-    summary = json.loads(Path(f"{output}.json").read_text(encoding="utf-8"))
+    summary = read_json(f"{output}.json")
     recalls = [summary["settings"][key] for key in ("source_recall", "target_recall") if key in summary["settings"]]
     stages: dict[str, float] = {}
     for path in storage.glob("logs/*/stats/*.json"):
         stage = path.parents[1].name.split("-")[0]
-        steps = [step["time_stats"] for step in json.loads(path.read_text(encoding="utf-8"))]
+        steps = [step["time_stats"] for step in read_json(path)]
         total = sum(step["total"] for step in steps if step)  # 0 instead, for a task without shards
         stages[stage] = round(stages.get(stage, 0) + total, 1)
     row = {
@@ -403,7 +403,7 @@ class Program:
     def __init__(self, options: Options) -> None:
         self.options = options
         kept = Path(options.results) / "mining-scale.json"
-        self.content = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": [], "peers": []}
+        self.content = read_json(kept) if kept.exists() else {"rows": [], "peers": []}
         own = {"facts": facts("cpu", 1), "tasks": options.tasks, "workers": options.workers}
         if self.content["rows"] or self.content["peers"]:
             check_comparable(self.content, own, kept)

@@ -42,6 +42,7 @@ from settings import SHAPES
 from transformers import HfArgumentParser
 
 from metaphrase.io.configuration import option
+from metaphrase.io.files import read_json
 
 RESULTS = Path(__file__).parent / "results"
 #: Folder of results with other settings than those stored.
@@ -96,7 +97,7 @@ def is_done(path: Path, options: Options) -> bool:
     """Return whether a row has a recent, conclusive result on this machine."""
     if options.again or not path.exists():
         return False
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     here = facts(options.device, options.threads)
     return (
         time.time() - content["finished"] < 3600 * options.max_age
@@ -117,12 +118,12 @@ def results_folder(kind: str, options: Options) -> Path:
 def expected_minutes(name: str, folder: Path) -> float:
     """Return the minutes that a row took last time, in this folder or in the stored results."""
     paths = [path for path in (folder / f"{name}.json", RESULTS / "cpu" / f"{name}.json") if path.exists()]
-    return json.loads(paths[0].read_text(encoding="utf-8"))["minutes"] if paths else MINUTES
+    return read_json(paths[0])["minutes"] if paths else MINUTES
 
 
 def table(folder: Path) -> str:
     """Format all rows of a folder as Markdown, except those with tables of their own."""
-    contents = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    contents = [read_json(path) for path in folder.glob("*.json")]
     minutes = sum(content["minutes"] for content in contents if content["row"] not in NAMED)
     contents = sorted((c for c in contents if c["row"] not in TABLES), key=lambda c: list(ROWS).index(c["row"]))
     lines = ["| what | shape | measured | target | |", "|---|---|--:|--:|---|"]
@@ -219,7 +220,7 @@ def main(argv: list[str]) -> int:
     (folder / "table.md").write_text(table(folder), encoding="utf-8")
     for name, formatted in (("flops", flops_table), ("profile", rates.profile_table)):
         if (folder / f"{name}.json").exists():
-            content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            content = read_json(folder / f"{name}.json")
             where = "" if name == "flops" else f"{_where(content['facts'])}\n\n"
             (folder / f"{name}.md").write_text(where + formatted(content), encoding="utf-8")
     if folder == RESULTS / kind:

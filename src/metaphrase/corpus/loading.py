@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import logging
 import math
 import random
@@ -44,7 +43,7 @@ from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION, count
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.arguments import Count, LanguageTemperature, Positive, Seed, Share, checked
 from metaphrase.io.digests import PinnedFile
-from metaphrase.io.files import replacing, write_json
+from metaphrase.io.files import read_json, replacing, write_json
 from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import DAMAGED
 
@@ -197,7 +196,7 @@ def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) ->
     key = _cache_key(files, selection)
     for about in sorted(folder.glob(f"pairs-{key}-*.json")):
         with suppress(OSError, *DAMAGED):
-            known = json.loads(about.read_text(encoding="utf-8"))
+            known = read_json(about)
             arrow = about.with_suffix(".arrow")
             if known["bytes"] == arrow.stat().st_size:
                 for pin in known["pins"]:
