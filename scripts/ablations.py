@@ -38,7 +38,7 @@ import yaml
 from datasets import Dataset
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
-from stored_results import fill, refuse_less, reports_errors
+from stored_results import fill, markdown, refuse_less, reports_errors
 from transformers import HfArgumentParser
 
 from metaphrase.corpus.files import find_files
@@ -503,23 +503,22 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
             ]
         first = result["cells"][0]["label"]
         lines += ["", f"**{test}**: retrieval, % correct; the encoder before training: {before:.1f}", ""]
-        lines += [f"| | {' | '.join([*heads, f'mean − {first}', '', *columns])} |"]
-        lines += ["|---|" + "--:|" * (len(heads) + 1) + "---|" + "--:|" * len(columns)]
+        rows = []
         for (cell, tested), measure in zip(cells, measures, strict=True):
             moved = tested["difference"]
             against = ["", ""] if cell["label"] == first else [shown(moved, "+.1f"), moved["verdict"]]
-            lines.append(f"| {' | '.join([cell['label'], *measure, *against, *map(str, cell['published'])])} |")
+            rows.append([cell["label"], *measure, *against, *cell["published"]])
+        lines += markdown(["", *heads, f"mean − {first}", "", *columns], f"l{'r' * (len(heads) + 1)}lr", rows)
         languages = cells[0][1]["gains"]
         if len(languages) > 1:
             others = [cell["label"] for cell in result["cells"][1:]]
             lines += ["", f"Gain over {first}, by language, smallest corpora first:", ""]
-            lines += [f"| | pairs | {' | '.join(others)} |", "|---|--:|" + "--:|" * len(others)]
+            rows = []
             for language in languages:
                 gains = [tested["gains"][language] for _, tested in cells[1:]]
-                row_cells = [
-                    shown(gain, "+.1f") + ("" if gain["verdict"] in ("tie", "one seed") else " *") for gain in gains
-                ]
-                lines.append(f"| {language} | {result['pairs'].get(language, 0):,} | {' | '.join(row_cells)} |")
+                marked = [shown(gain, "+.1f") + " *" * (gain["verdict"] not in ("tie", "one seed")) for gain in gains]
+                rows.append([language, f"{result['pairs'].get(language, 0):,}", *marked])
+            lines += markdown(["", "pairs", *others], "lr", rows)
             if any(line.endswith(" * |") or " * | " in line for line in lines):
                 lines += ["", "\\* larger than its interval"]
     if columns:

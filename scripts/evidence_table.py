@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from stored_results import fill
+from stored_results import fill, markdown
 from update_tables import hardware_words
 
 from metaphrase.evaluation.measures import Measure
@@ -334,9 +334,7 @@ def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
         row = [f"`{recipe}`", str(len(stored.seeds(recipe))), seconds, _times(stored, recipe), f"{calls:.1f}"]
         rows.append([*row, f"{tokens:,.0f}", ", ".join(f"{alpha:g}" for alpha in alphas)])
     columns = [at for at in range(len(names)) if any(row[at] for row in rows)]
-    yield f"| {' | '.join(names[at] for at in columns)} |"
-    yield f"|---|{'--:|' * (len(columns) - 1)}"
-    yield from (f"| {' | '.join(row[at] for at in columns)} |" for row in rows)
+    yield from markdown([names[at] for at in columns], "lr", [[row[at] for at in columns] for row in rows])
 
 
 def _times(stored: Stored, recipe: str) -> str:
@@ -354,21 +352,19 @@ def _difference_tables(
         columns = [score for score in part if any(score == found for _, found in table)]
         if not columns:
             continue
-        yield from ("", f"| recipe | seeds | {' | '.join(part[score] for score in columns)} |")
-        yield f"|---|--:|{'---|' * len(columns)}"
+        rows = []
         for recipe in recipes:
             found = [table.get((recipe, score)) for score in columns]
             if any(found):
-                seeds = max(one.seeds for one in found if one)
-                yield f"| `{recipe}` | {seeds} | {' | '.join(str(one or '') for one in found)} |"
+                rows.append([f"`{recipe}`", max(one.seeds for one in found if one), *(one or "" for one in found)])
+        yield from ("", *markdown(["recipe", "seeds", *(part[score] for score in columns)], "lrl", rows))
 
 
-def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
+def _group_table(stored: Stored, recipes: Sequence[str]) -> list[str]:
     """Accuracies of the groups of languages, means over the seeds."""
     groups = [name for name in stored.scores if name.startswith(GROUP)]
     groups.sort(key=lambda name: -int(name.rpartition(" ")[2]))
-    yield f"| recipe | | {' | '.join(f'the {name.removeprefix(GROUP)}' for name in groups)} |"
-    yield f"|---|---|{'--:|' * len(groups)}"
+    rows = []
     for recipe in (STARTER, *recipes):
         for variant in ("", *VARIANTS):
             cells = []
@@ -376,7 +372,8 @@ def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
                 values = [one["score"] for (*key, _), one in stored.scores[group].items() if key == [recipe, variant]]
                 cells.append(f"{fmean(values):.1f}" if values else "")
             if any(cells):
-                yield f"| `{recipe}` | {VARIANTS.get(variant, '').lower()} | {' | '.join(cells)} |"
+                rows.append([f"`{recipe}`", VARIANTS.get(variant, "").lower(), *cells])
+    return markdown(["recipe", "", *(f"the {name.removeprefix(GROUP)}" for name in groups)], "llr", rows)
 
 
 def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -387,14 +384,15 @@ def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterato
             found[number] = one
     verdicts = judged(found, {number: stored.lower_is_better(claims[number]["score"]) for number in found})
     words = {"better": "confirmed", "worse": "reversed", "tie": "a tie"}
-    if verdicts:
-        yield "| paper | score | order in the paper | here, as trained | seeds | |"
-        yield "|---|---|---|---|--:|---|"
+    rows = []
     for number, one in verdicts.items():
         claim = claims[number]
         order = f"`{claim['better']}` above `{claim['than']}`"
-        cells = (str(one).rpartition(" ")[0], str(one.seeds), words[one.verdict])
-        yield f"| {claim['paper']} | {claim['score']} | {order} | {' | '.join(cells)} |"
+        rows.append(
+            [claim["paper"], claim["score"], order, str(one).rpartition(" ")[0], one.seeds, words[one.verdict]]
+        )
+    if rows:
+        yield from markdown(["paper", "score", "order in the paper", "here, as trained", "seeds", ""], "llllrl", rows)
     if missing := [claim for number, claim in enumerate(claims) if number not in verdicts]:
         listed = "; ".join(
             f"{one['paper']} ({one['score']}: `{one['better']}` above `{one['than']}`)" for one in missing

@@ -51,7 +51,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from stored_results import check_settings, fill, reports_errors
+from stored_results import check_settings, fill, markdown, reports_errors
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
@@ -418,18 +418,17 @@ def table(content: Mapping[str, Any]) -> str:
         + ("all. Means over the seeds" if several else "all. Single runs")
         + ": small differences are not meaningful.",
         "",
-        f"| recipe | α | directions removed | {' | '.join(COLUMNS.values())} |",
-        f"|---|--:|--:|{'--:|' * len(COLUMNS)}",
     ]
     shown = [row for row in rows if row["recipe"] == "starter"]
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["recipe"] != "starter"):
         own = [row for row in rows if row["recipe"] == recipe]
         for group in ([row for row in own if guarded(row, start)], own):
             shown += sorted(group, key=lambda row: row["translations"] + row["answers"])[-1:]
-    for row in shown:
-        numbers = " | ".join(f"{row[key]:.1f}" for key in COLUMNS)
-        lines.append(f"| {row['recipe']} | {row['alpha']:g} | {row['directions']} | {numbers} |")
-    return "\n".join(lines)
+    cells = [
+        [row["recipe"], f"{row['alpha']:g}", row["directions"], *(f"{row[key]:.1f}" for key in COLUMNS)]
+        for row in shown
+    ]
+    return "\n".join(lines + markdown(["recipe", "α", "directions removed", *COLUMNS.values()], "lr", cells))
 
 
 #: Measures that similarity structure has to predict, and the structure above which encoders are close to the original one.
@@ -446,17 +445,15 @@ FEWEST = 3
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format how well similarity structure predicts other measures, for each number of directions, as Markdown."""
-    lines = [
-        f"| measure | directions removed | encoders | correlation | with structure ≥ {CLOSE:g} | correlation |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    heads = ["measure", "directions removed", "encoders", "correlation", f"with structure ≥ {CLOSE:g}", "correlation"]
+    cells = []
     for (key, words), directions in product(PREDICTED.items(), DIRECTIONS):
         own = [row for row in rows if row["directions"] == directions and key in row]
         close = [row for row in own if row["structure"] >= CLOSE]
-        cells = [f"{len(group)} | {correlation(group, key):.2f}" for group in (own, close)]
         if len(own) >= FEWEST:
-            lines.append(f"| {words} | {directions} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            pairs = [(len(group), f"{correlation(group, key):.2f}") for group in (own, close)]
+            cells.append([words, directions, *chain.from_iterable(pairs)])
+    return "\n".join(markdown(heads, "lr", cells))
 
 
 def correlation(rows: Sequence[Mapping[str, Any]], measure: str) -> float:

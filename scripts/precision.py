@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from ablations import trained
 from forgetting import COLUMNS, DevData, dev_digest, interpolated, kept_embeddings
-from stored_results import check_settings, fill, refuse_less, reports_errors
+from stored_results import check_settings, fill, markdown, refuse_less, reports_errors
 from update_tables import hardware_words
 
 from metaphrase.encoders.loading import load_encoder
@@ -79,21 +79,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         by_seed = {row["seed"]: row["scores"][key] for row in rows if row["setting"] == setting}
         return [by_seed[seed] for seed in seeds]
 
+    cells = [
+        [setting, *(f"{statistics.mean(of(setting, key)):.1f}" for key in COLUMNS)] for setting in (first, *others)
+    ]
+    for setting in others:
+        found = [difference(of(first, key), of(setting, key)) for key in COLUMNS]
+        cells.append([f"{setting} − {first}", *(f"{one['mean']:+.1f} ± {one['half']:.1f}" for one in found)])
     lines = [
         f"{rows[0]['steps']} steps of the demo's recipe, seeds {', '.join(map(str, seeds))}; "
         f"{hardware_words(rows[0]['hardware'])}. Differences from {first} are means over the same seeds, with 95 % intervals "
         "(Student's t).",
         "",
-        f"| setting | {' | '.join(COLUMNS.values())} |",
-        f"|---|{'--:|' * len(COLUMNS)}",
+        *markdown(["setting", *COLUMNS.values()], "lr", cells),
     ]
-    for setting in (first, *others):
-        cells = [f"{statistics.mean(of(setting, key)):.1f}" for key in COLUMNS]
-        lines.append(f"| {setting} | {' | '.join(cells)} |")
-    for setting in others:
-        found = [difference(of(first, key), of(setting, key)) for key in COLUMNS]
-        cells = [f"{one['mean']:+.1f} ± {one['half']:.1f}" for one in found]
-        lines.append(f"| {setting} − {first} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -54,6 +54,19 @@ def write_results(path: Path, content: Any, covers: Callable[[Any], Mapping[str,
     """Store results, unless stored ones cover more, see :func:`refuse_less`."""
     refuse_less(path, covers, covers(content))
     replace_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def markdown(heads: Iterable[str], align: str, rows: Iterable[Iterable[Any]]) -> list[str]:
+    """The lines of a Markdown table. ``align`` has ``l`` or ``r`` for each column; its last letter is repeated.
+
+    >>> markdown(["", "n"], "lr", [["all", 3]])
+    ['| | n |', '|---|--:|', '| all | 3 |']
+    """
+    heads = list(heads)
+    align = align.ljust(len(heads), align[-1])[: len(heads)]
+    marks = [{"l": "---", "r": "--:"}[letter] for letter in align]
+    lines = ["".join(f"| {head} " if head else "| " for head in heads) + "|", f"|{'|'.join(marks)}|"]
+    return lines + [f"| {' | '.join(map(str, cells))} |" for cells in rows]
 
 
 def fill(path: Path, tables: dict[str, str]) -> None:
