@@ -38,18 +38,18 @@ import yaml
 from datasets import Dataset
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
-from stored_results import fill, refuse_less
+from stored_results import fill, markdown, refuse_less, reports_errors
 from transformers import HfArgumentParser
 
 from metaphrase.corpus.files import find_files
 from metaphrase.encoders.loading import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.seeds import difference, interval
-from metaphrase.io.configuration import did_you_mean, read_yaml
+from metaphrase.io.configuration import did_you_mean, option, read_yaml
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
-from metaphrase.io.files import write_json
+from metaphrase.io.files import read_json, write_json
 from metaphrase.modeling.languages import fold_languages
 from metaphrase.training.baseline import Sets, read_test_sets
 from metaphrase.training.checks import check, check_text
@@ -83,35 +83,23 @@ TRIAL = 3
 class Options:
     """The program's options: encoder, data, steps, seeds and output."""
 
-    model: str = field(default=STARTER, metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
-    corpus: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: the demo's)."}
-    )
-    test: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")],
-        metadata={"help": "Folders of test sets (default: the demo's)."},
-    )
-    steps: int = field(default=100, metadata={"help": "Optimiser steps of each cell."})
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each cell."})
-    output: str = field(default="runs/ablations", metadata={"help": "Results folder, with a subfolder for each grid."})
-    batch_size: int | None = field(default=None, metadata={"help": "Short for --per_device_train_batch_size."})
-    set: list[str] = field(
-        default_factory=list,
-        metadata={"help": "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", "action": "extend"},
-    )
-    keep: bool = field(default=False, metadata={"help": "Store the results in scripts/results, and write docs."})
+    model: str = option(STARTER, "Encoder: 'starter', a Hub id or a folder.")
+    corpus: list[str] = option([str(DATA / "demo")], "Bitext (default: the demo's).")
+    test: list[str] = option([str(DATA / "demo")], "Folders of test sets (default: the demo's).")
+    steps: int = option(100, "Optimiser steps of each cell.")
+    seeds: list[int] = option([1, 2, 3], "Seeds of each cell.")
+    output: str = option("runs/ablations", "Results folder, with a subfolder for each grid.")
+    batch_size: int | None = option(None, "Short for --per_device_train_batch_size.")
+    set: list[str] = option([], "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", action="extend")
+    keep: bool = option(False, "Store the results in scripts/results, and write docs.")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One variant of a grid.
+    """One variant of a grid: ``label`` names it in tables, and ``x`` is its position on the grid's axis, if there is one.
 
-    Attributes:
-        label: Name in tables.
-        recipe: Training recipe.
-        published: The paper's numbers, one for each of the grid's published columns.
-        x: Position on the grid's axis, if it has one.
-        costs: Name of the recipe in ``scripts/benchmarks/costs.py``, if the table shows operations.
+    ``published`` has the paper's numbers, one for each of the grid's published columns; ``costs`` is the name of the recipe
+    in ``scripts/benchmarks/costs.py``, if the table shows operations.
     """
 
     label: str
@@ -134,15 +122,9 @@ class Cell:
 class Grid:
     """A table or figure of a paper, as cells to train; differences are relative to the first cell.
 
-    Attributes:
-        name: Name, after the paper's table or figure.
-        title: Heading.
-        paper: Reference to the paper's table or figure.
-        varies: Difference between the cells.
-        cells: The variants.
-        published: ``scale`` and ``columns`` of the paper's numbers.
-        groups: Language sets of Tatoeba whose means are shown if the test set contains them.
-        axis: Label of the x-axis, if the paper has a figure.
+    ``varies`` states the difference between the cells. ``published`` has ``scale`` and ``columns`` of the paper's numbers,
+    ``groups`` are language sets of Tatoeba whose means are shown if the test set contains them, and ``axis`` is the label of
+    the x-axis, if the paper has a figure.
     """
 
     name: str
@@ -157,14 +139,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Run:
-    """A cell with a seed.
-
-    Attributes:
-        cell: The cell.
-        seed: The seed.
-        config: Its configuration, without the output folder.
-        path: Results file; its name contains the digest of the settings.
-    """
+    """A cell with a seed, its configuration without the output folder, and its file, named by a digest of the settings."""
 
     cell: Cell
     seed: int
@@ -173,16 +148,14 @@ class Run:
 
     def kept(self) -> dict[str, Any] | None:
         """Return the stored result, or None."""
-        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else None
+        return read_json(self.path) if self.path.is_file() else None
 
 
 def load_grid(name: str, *, settings: Mapping[str, Any] | None = None, monolingual: bool = False) -> Grid:
     """Read a grid.
 
-    Args:
-        name: Name of the grid.
-        settings: Values by ``objective.argument``, for every cell that contains the objective.
-        monolingual: Whether monolingual text is available. If not, ``without_monolingual`` of each cell applies.
+    ``settings`` are values by ``objective.argument``, for every cell that contains the objective. Without ``monolingual``
+    text, ``without_monolingual`` of each cell applies.
 
     Raises:
         ValueError: The grid does not exist, no cell contains the objective of a setting, or an argument is unknown.
@@ -294,14 +267,7 @@ def configurations(grid: Grid, options: Options, given: Mapping[str, Any]) -> li
 
 
 def plan(grid: Grid, options: Options, configs: Sequence[RunConfig], settings: Sequence[Any]) -> list[Run]:
-    """Return the runs of a grid, seed by seed.
-
-    Args:
-        grid: The grid.
-        options: The program's options.
-        configs: The configuration of each cell, see :func:`configurations`.
-        settings: The settings that determine the result of each cell, without the seed.
-    """
+    """Return the runs of a grid, seed by seed, from the configuration of each cell and what determines its result."""
     folder = Path(options.output) / grid.name / "cells"
     runs = []
     for seed in options.seeds:
@@ -362,16 +328,9 @@ def check_columns(grid: Grid, dataset: Any) -> None:
 def trained(
     config: RunConfig, work: Path, links: Path, inputs: Inputs | None = None
 ) -> tuple[Any, Sets, dict[str, Any]]:
-    """Train without a release.
+    """Train without a release, resuming from checkpoints in ``work``. All cells share the word links in ``links``.
 
-    Args:
-        config: The configuration.
-        work: Folder of checkpoints, from which an interrupted run resumes.
-        links: Folder of the word links, which all cells share.
-        inputs: Inputs that are loaded already.
-
-    Returns:
-        The encoder, or one encoder per language; the test sets; facts about the run.
+    Returns the encoder, or one encoder per language; the test sets; facts about the run.
     """
     started = time.perf_counter()
     links.mkdir(parents=True, exist_ok=True)
@@ -418,9 +377,7 @@ def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) 
 def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> float:
     """Return half the width of the 95 % interval of a mean difference over languages, in points, due to the test sentences.
 
-    Args:
-        old: Results by language of the runs of a cell, one for each seed, with the hits of both directions.
-        new: Results of another cell.
+    The arguments are the results by language of two cells, one for each seed, with the hits of both directions.
     """
     directions = [key for key in SCORES if key != "mean"]
 
@@ -546,23 +503,22 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
             ]
         first = result["cells"][0]["label"]
         lines += ["", f"**{test}**: retrieval, % correct; the encoder before training: {before:.1f}", ""]
-        lines += [f"| | {' | '.join([*heads, f'mean − {first}', '', *columns])} |"]
-        lines += ["|---|" + "--:|" * (len(heads) + 1) + "---|" + "--:|" * len(columns)]
+        rows = []
         for (cell, tested), measure in zip(cells, measures, strict=True):
             moved = tested["difference"]
             against = ["", ""] if cell["label"] == first else [shown(moved, "+.1f"), moved["verdict"]]
-            lines.append(f"| {' | '.join([cell['label'], *measure, *against, *map(str, cell['published'])])} |")
+            rows.append([cell["label"], *measure, *against, *cell["published"]])
+        lines += markdown(["", *heads, f"mean − {first}", "", *columns], f"l{'r' * (len(heads) + 1)}lr", rows)
         languages = cells[0][1]["gains"]
         if len(languages) > 1:
             others = [cell["label"] for cell in result["cells"][1:]]
             lines += ["", f"Gain over {first}, by language, smallest corpora first:", ""]
-            lines += [f"| | pairs | {' | '.join(others)} |", "|---|--:|" + "--:|" * len(others)]
+            rows = []
             for language in languages:
                 gains = [tested["gains"][language] for _, tested in cells[1:]]
-                row_cells = [
-                    shown(gain, "+.1f") + ("" if gain["verdict"] in ("tie", "one seed") else " *") for gain in gains
-                ]
-                lines.append(f"| {language} | {result['pairs'].get(language, 0):,} | {' | '.join(row_cells)} |")
+                marked = [shown(gain, "+.1f") + " *" * (gain["verdict"] not in ("tie", "one seed")) for gain in gains]
+                rows.append([language, f"{result['pairs'].get(language, 0):,}", *marked])
+            lines += markdown(["", "pairs", *others], "lr", rows)
             if any(line.endswith(" * |") or " * | " in line for line in lines):
                 lines += ["", "\\* larger than its interval"]
     if columns:
@@ -633,7 +589,7 @@ def write_page(kept: Path, page: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     sections = []
     for path in sorted(kept.glob("*.json")):
-        grid, result = load_grid(path.stem), json.loads(path.read_text(encoding="utf-8"))
+        grid, result = load_grid(path.stem), read_json(path)
         plots = draw(grid, result, folder, formats=["svg"])
         pictures = "".join(f"\n![{grid.title}: {plot.stem}](ablations/{plot.name})\n" for plot in plots)
         text = f"{grid.paper}. {grid.varies}\n\n{table(grid, result)}{pictures}\n`{result['command']}`"
@@ -649,14 +605,11 @@ def covers(result: Mapping[str, Any]) -> dict[str, Any]:
 def shape_of(model: SentenceTransformer, length: int) -> dict[str, int]:
     """Return the dimensions that determine the costs of an encoder."""
     config = model[0].auto_model.config
-    return {
-        "layers": config.num_hidden_layers,
-        "hidden": config.hidden_size,
-        "vocabulary": config.vocab_size,
-        "length": length,
-    }
+    layers, hidden, vocabulary = config.num_hidden_layers, config.hidden_size, config.vocab_size
+    return {"layers": layers, "hidden": hidden, "vocabulary": vocabulary, "length": length}
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run a grid; return the exit status."""
     if list(argv) == ["--write"]:
@@ -666,11 +619,7 @@ def main(argv: Sequence[str]) -> int:
         HfArgumentParser(Options, usage="python scripts/ablations.py NAME [OPTIONS] | --write").print_help()
         print(f"\nAblations: {', '.join(sorted(path.stem for path in GRIDS.glob('*.yaml')))}")
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
-    try:
-        run_grid(argv[0], argv[1:])
-    except (ValueError, OSError) as error:
-        print(f"ablations: {error}", file=sys.stderr)
-        return 2
+    run_grid(argv[0], argv[1:])
     return 0
 
 
@@ -722,7 +671,7 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         content["evaluation_seconds"] = round(seconds - trained_in, 2)
         write_json(run.path, {**content, "facts": facts, "results": results})
         shutil.rmtree(work, ignore_errors=True)
-        score = statistics.fmean(result["average"]["mean"]["accuracy"] for result in results.values())
+        score = _mean(results)
         left = (time.perf_counter() - began) / at * (len(missing) - at) / 60
         print(
             f"{at}/{len(missing)} {run.cell.label}, seed {run.seed}: {score:.1f} % (before {_mean(untrained):.1f}) in "

@@ -17,19 +17,17 @@ complete. The same input, options and device produce the same text, however ofte
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from stored_results import reports_errors
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 
 from metaphrase.corpus import Corpus, load_corpus
@@ -38,8 +36,10 @@ from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.loading import find_model
-from metaphrase.io.files import write_json
+from metaphrase.io.configuration import option
+from metaphrase.io.files import read_json, write_json
 from metaphrase.io.outputs import check_files
+from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.objectives.sentence_contrast import SEPARATOR
 
@@ -66,35 +66,24 @@ DECISIVE = (
 class Options:
     """Add back-translations to a bitext, in the columns source_bt and target_bt."""
 
-    corpus: list[str] = field(
-        metadata={"help": "Bitext: TSV, JSONL, Parquet, Moses 'x.sw,x.en', a folder, hf:org/name."}
-    )
-    output: str = field(metadata={"help": "Output file: .tsv, .jsonl (both also .gz) or .parquet."})
-    to_source: str | None = field(
-        default=None, metadata={"help": "Model that translates targets into the source language, for source_bt."}
-    )
-    to_target: str | None = field(
-        default=None, metadata={"help": "Model that translates sources into the target language, for target_bt."}
-    )
-    languages: list[str] = field(
-        default_factory=list, metadata={"help": "Languages to read, or the language of a single file."}
-    )
-    codes: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Language codes of a multilingual model, e.g. sw=swh_Latn en=eng_Latn."},
-    )
-    to_source_prefix: str = field(default="", metadata={"help": "Prefix of each target, e.g. '>>swh<< '."})
-    to_target_prefix: str = field(default="", metadata={"help": "Prefix of each source."})
-    method: str = field(default="beam", metadata={"help": "beam (the best hypotheses) or top-k (samples)."})
-    num: int = field(default=4, metadata={"help": "Number of translations per sentence; duplicates are removed."})
-    beams: int = field(default=5, metadata={"help": "beam: beam size, at least --num."})
-    top_k: int = field(default=10, metadata={"help": "top-k: number of candidate pieces."})
-    max_length: int = field(default=128, metadata={"help": "Maximum length of inputs and translations in pieces."})
-    batch_size: int = field(default=32, metadata={"help": "Sentences translated at a time."})
-    shard_size: int = field(default=1000, metadata={"help": "Pairs between two saves."})
-    dtype: str = field(default="float32", metadata={"help": "Data type of the models, e.g. bfloat16."})
-    seed: int = field(default=42, metadata={"help": "Seed of the sampling."})
-    device: str | None = field(default=None, metadata={"help": "Device, e.g. cuda:1 (default: a GPU if available)."})
+    corpus: list[str] = option(help="Bitext: TSV, JSONL, Parquet, Moses 'x.sw,x.en', a folder, hf:org/name.")
+    output: str = option(help="Output file: .tsv, .jsonl (both also .gz) or .parquet.")
+    to_source: str | None = option(None, "Model that translates targets into the source language, for source_bt.")
+    to_target: str | None = option(None, "Model that translates sources into the target language, for target_bt.")
+    languages: list[str] = option([], "Languages to read, or the language of a single file.")
+    codes: list[str] = option([], "Language codes of a multilingual model, e.g. sw=swh_Latn en=eng_Latn.")
+    to_source_prefix: str = option("", "Prefix of each target, e.g. '>>swh<< '.")
+    to_target_prefix: str = option("", "Prefix of each source.")
+    method: str = option("beam", "beam (the best hypotheses) or top-k (samples).")
+    num: int = option(4, "Number of translations per sentence; duplicates are removed.")
+    beams: int = option(5, "beam: beam size, at least --num.")
+    top_k: int = option(10, "top-k: number of candidate pieces.")
+    max_length: int = option(128, "Maximum length of inputs and translations in pieces.")
+    batch_size: int = option(32, "Sentences translated at a time.")
+    shard_size: int = option(1000, "Pairs between two saves.")
+    dtype: str = option("float32", "Data type of the models, e.g. bfloat16.")
+    seed: int = option(42, "Seed of the sampling.")
+    device: str | None = option(None, "Device, e.g. cuda:1 (default: a GPU if available).")
 
 
 @dataclass
@@ -251,18 +240,17 @@ def translate_corpus(options: Options, parts: Path) -> Dataset:
     jobs = jobs_of(options)
     open_work_folder(parts, manifest_of(options, corpus))
     shards = range(0, len(dataset), options.shard_size)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task("pairs", total=len(dataset))
+    with progress_bars(True) as begin:
+        advance = begin("pairs", len(dataset))
         for number, start in enumerate(shards):
             path = parts / f"{number:06}.json"
             rows = dataset.select(range(start, min(start + options.shard_size, len(dataset)))).to_list()
             if not path.exists():
                 write_json(path, translate_shard(jobs, rows, options, options.seed + number))
-            progress.advance(task, len(rows))
+            advance(len(rows))
     filled: dict[str, list[str]] = {"source_bt": [], "target_bt": []}
     for number in range(len(shards)):
-        for column, texts in json.loads((parts / f"{number:06}.json").read_text(encoding="utf-8")).items():
+        for column, texts in read_json(parts / f"{number:06}.json").items():
             filled[column] += texts
     for column, texts in filled.items():
         if texts or column not in dataset.column_names:
@@ -273,16 +261,13 @@ def translate_corpus(options: Options, parts: Path) -> Dataset:
     return dataset
 
 
+@reports_errors
 def main(argv: list[str] | None = None) -> int:
     """Parse the options, translate, and print the number of pairs."""
     logging.basicConfig(format="%(message)s")
     torch.set_flush_denormal(True)
     (options,) = HfArgumentParser(Options, description=Options.__doc__).parse_args_into_dataclasses(argv)
-    try:
-        dataset = back_translate(options)
-    except (ValueError, OSError) as error:
-        print(f"back_translate: {error}", file=sys.stderr)
-        return 2
+    dataset = back_translate(options)
     for column in ("source_bt", "target_bt"):
         counts = [text.count(SEPARATOR) + 1 for text in dataset[column] if text]
         print(f"{column}: {sum(counts):,} translations of {len(counts):,} of {len(dataset):,} sentences")

@@ -25,7 +25,6 @@ import gzip
 import hashlib
 import heapq
 import io
-import json
 import logging
 import sys
 from collections import Counter, defaultdict
@@ -36,15 +35,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from stored_results import reports_errors
 from transformers import AutoTokenizer, HfArgumentParser
 
 from metaphrase.corpus import Cleaning
 from metaphrase.corpus.files import BitextFile, find_files
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport
+from metaphrase.corpus.text import one_line
 from metaphrase.encoders.folders import open_tokenizer
 from metaphrase.encoders.loading import find_model
-from metaphrase.io.files import replacing
+from metaphrase.io.configuration import option
+from metaphrase.io.files import replacing, write_json
 from metaphrase.io.outputs import claimed
 
 Pair = tuple[str, str]
@@ -54,35 +56,26 @@ Pair = tuple[str, str]
 class Options:
     """Build an English-centric corpus with a paper's protocol from local OPUS-style files."""
 
-    input_dir: str = field(metadata={"help": "Folder with one folder of parallel files per source."})
-    output_dir: str = field(metadata={"help": "Folder for xx-en.{train,dev}.tsv.gz and report.json."})
-    protocol: str = field(default="dap", metadata={"help": "Protocol: dap or ppa."})
-    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to build (default: all)."})
-    sources: list[str] = field(
-        default_factory=list, metadata={"help": "Source folders to read, in this order (default: all, by name)."}
+    input_dir: str = option(help="Folder with one folder of parallel files per source.")
+    output_dir: str = option(help="Folder for xx-en.{train,dev}.tsv.gz and report.json.")
+    protocol: str = option("dap", "Protocol: dap or ppa.")
+    languages: list[str] = option([], "Languages to build (default: all).")
+    sources: list[str] = option([], "Source folders to read, in this order (default: all, by name).")
+    tokenizer: str | None = option(
+        None, "Tokenizer for the length filters (name or folder); the papers use that of multilingual BERT."
     )
-    tokenizer: str | None = field(
-        default=None,
-        metadata={
-            "help": "Tokenizer for the length filters (name or folder); the papers use that of multilingual BERT."
-        },
-    )
-    pairs: str = field(default="250k", metadata={"help": "ppa: pairs per language; 250k, 600k or 2M in the paper."})
-    train_cap: int = field(
-        default=1_000_000, metadata={"help": "dap: maximum training pairs, per source and in total."}
-    )
-    dev_cap: int = field(default=10_000, metadata={"help": "dap: maximum number of dev pairs."})
-    max_bad_rate: float = field(default=0.05, metadata={"help": "Maximum share of unreadable lines in a file."})
-    seed: int = field(default=42, metadata={"help": "Seed of the sampling."})
+    pairs: str = option("250k", "ppa: pairs per language; 250k, 600k or 2M in the paper.")
+    train_cap: int = option(1_000_000, "dap: maximum training pairs, per source and in total.")
+    dev_cap: int = option(10_000, "dap: maximum number of dev pairs.")
+    max_bad_rate: float = option(0.05, "Maximum share of unreadable lines in a file.")
+    seed: int = option(42, "Seed of the sampling.")
 
 
 class Sample:
     """A uniform random sample of a stream of pairs, without duplicates: the pairs with the smallest keys.
 
-    Args:
-        size: Maximum number of pairs.
-        seed: Determines the keys, together with the purpose.
-        purpose: Distinguishes the keys of nested samples, because pairs sampled from a large source all have small keys.
+    The keys depend on the seed and on a purpose, which distinguishes those of nested samples: pairs sampled from a large
+    source all have small keys.
     """
 
     def __init__(self, size: int, seed: int, purpose: str) -> None:
@@ -152,11 +145,6 @@ def clean_pairs(source: Source, cleaning: Cleaning, max_bad_rate: float, progres
         source.read = report.read
         source.dropped += report.dropped
         progress.update(task, completed=source.read, total=source.read)
-
-
-def one_line(text: str) -> str:
-    """Replace tabs and line breaks by spaces."""
-    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
 
 
 def build_dap(
@@ -268,21 +256,13 @@ def write_tsv(path: Path, pairs: Iterable[Pair]) -> str:
 
 
 def build(options: Options) -> dict[str, Any]:
-    """Build the corpus.
-
-    Returns:
-        The content of ``report.json``.
-    """
+    """Build the corpus, and return the content of ``report.json``."""
     cleaning = make_cleaning(options)
     sources = find_sources(options)
     assemble = PROTOCOLS[options.protocol][0]
     output = Path(options.output_dir)
-    settings = (
-        "protocol",
-        "tokenizer",
-        "seed",
-        *(("train_cap", "dev_cap") if options.protocol == "dap" else ("pairs",)),
-    )
+    sizes = ("train_cap", "dev_cap") if options.protocol == "dap" else ("pairs",)
+    settings = ("protocol", "tokenizer", "seed", *sizes)
     report: dict[str, Any] = {name: getattr(options, name) for name in settings} | {"languages": {}}
     with claimed(output):
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -294,20 +274,16 @@ def build(options: Options) -> dict[str, Any]:
                     facts[part] = {"file": name, "pairs": len(pairs), "sha256": write_tsv(output / name, pairs)}
                 facts["sources"] = [source.facts() for source in its_sources]
                 report["languages"][language] = facts
-        with replacing(output / "report.json") as partial:
-            partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(output / "report.json", report)
     return report
 
 
+@reports_errors
 def main(argv: list[str] | None = None) -> int:
     """Parse the options, build the corpus and print its size."""
     logging.basicConfig(format="%(message)s")
     (options,) = HfArgumentParser(Options, description=Options.__doc__).parse_args_into_dataclasses(argv)
-    try:
-        report = build(options)
-    except (ValueError, OSError) as error:
-        print(f"build_corpus: {error}", file=sys.stderr)
-        return 2
+    report = build(options)
     for language, facts in report["languages"].items():
         parts = ", ".join(f"{facts[part]['pairs']:,} {part}" for part in ("train", "dev") if part in facts)
         print(f"{language}: {parts} pairs of {sum(s['read'] for s in facts['sources']):,} read")

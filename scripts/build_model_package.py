@@ -35,7 +35,7 @@ from metaphrase.encoders.loading import VECTOR_FILE, is_starter, load_encoder
 from metaphrase.encoders.starter import LICENSE
 from metaphrase.io.digests import file_facts, model_hash, weights_digest
 from metaphrase.io.environment import prepare_process, versions
-from metaphrase.io.files import PACKAGED_DATA, UDHR, write_json
+from metaphrase.io.files import PACKAGED_DATA, UDHR, read_json, write_json
 from metaphrase.merging import TaskVector
 from metaphrase.mining.search import unit_rows
 from metaphrase.publishing.card import cell, fence, prompts_in_words
@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write_files(release: Path, folder: Path, name: str) -> None:
     """Write the vector, its references, digests, card and notices."""
-    run = json.loads((release / "run.json").read_text(encoding="utf-8"))
+    run = read_json(release / "run.json")
     if not is_starter(run["model"]):
         raise SystemExit(f"{release} was trained from {run['model']}, not from the starter, which everybody can load.")
     file = folder / VECTOR_FILE
@@ -333,7 +333,7 @@ def card(
 
 def precision() -> str:
     """The table of what each precision costs."""
-    return precision_table(json.loads(PRECISION.read_text(encoding="utf-8")))
+    return precision_table(read_json(PRECISION))
 
 
 def section(text: str, title: str) -> str:

@@ -39,6 +39,7 @@ import yaml
 from ablations import trained, varied
 from evidence_table import CONFIG, STEP_TIMES, VARIANTS, stored_scores, write_page
 from sentence_transformers import SentenceTransformer
+from stored_results import reports_errors
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
@@ -109,16 +110,9 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe with a seed.
+    """A recipe with a seed, the folder of its results, and the encoders that are measured.
 
-    Attributes:
-        name: Name of the recipe.
-        recipe: The recipe.
-        seed: The seed.
-        folder: Folder of its results.
-        packaged: Whether it is measured on all benchmarks.
-        release: ``merge`` and ``debias`` of its release, if it has one.
-        variants: The encoders that are measured.
+    A ``packaged`` recipe is measured on all benchmarks. ``release`` has its ``merge`` and ``debias``, if it is released.
     """
 
     name: str
@@ -155,11 +149,7 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
 
 
 class Evidence:
-    """The cells of a setting, and their stages.
-
-    Args:
-        options: The program's options.
-    """
+    """The cells of a setting, and their stages."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -580,12 +570,8 @@ def result_path(cell: Cell, variant: str, benchmark: Benchmark) -> Path:
 def encoder_settings(cell: Cell, variant: str, vector: str | None, alpha: float | None) -> dict[str, Any]:
     """What determines an encoder of a cell, given the digest of its task vector and the chosen alpha."""
     if variant == "released" and cell.release is not None:
-        return {
-            "vector": vector,
-            "variant": variant,
-            "alpha": cell.release["merge"],
-            "directions": cell.release["debias"],
-        }
+        settings = {"alpha": cell.release["merge"], "directions": cell.release["debias"]}
+        return {"vector": vector, "variant": variant, **settings}
     return {"vector": vector, "variant": variant, "alpha": 1.0 if variant == "raw" else alpha}
 
 
@@ -677,24 +663,21 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Train and measure what is missing, and write the page; 1 if a stage failed."""
     options = parsed(argv)
     failed: list[str] = []
-    try:
-        if not options.write:
-            prepare_process()
-            evidence = Evidence(options)
-            if options.plan:
-                print(evidence.plan())
-                return 0
-            evidence.time_steps() if options.time else evidence.run()
-            failed = evidence.failed
-        if options.page:
-            write_page(options.results, options.page, options.config)
-    except (ValueError, OSError) as error:
-        print(f"evidence: {error}", file=sys.stderr)
-        return 2
+    if not options.write:
+        prepare_process()
+        evidence = Evidence(options)
+        if options.plan:
+            print(evidence.plan())
+            return 0
+        evidence.time_steps() if options.time else evidence.run()
+        failed = evidence.failed
+    if options.page:
+        write_page(options.results, options.page, options.config)
     if failed:
         print(f"{len(failed)} stages failed: {'; '.join(failed)}. The same command repeats them.", file=sys.stderr)
     return int(bool(failed))

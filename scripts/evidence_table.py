@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from stored_results import fill
+from stored_results import fill, markdown
 from update_tables import hardware_words
 
 from metaphrase.evaluation.measures import Measure
@@ -60,11 +60,7 @@ COSTS = {
     "xquad f1": "XQuAD F1",
 }
 #: Names of the encoders of a cell, in words.
-VARIANTS = {
-    "raw": "As trained",
-    "merged": "Merged",
-    "released": "As released",
-}
+VARIANTS = {"raw": "As trained", "merged": "Merged", "released": "As released"}
 #: Groups of the languages of SIB-200 that are kept.
 RESOURCES = ("trained", "in XLM-R", "not in XLM-R")
 #: Axes of the plot: gain and cost.
@@ -135,14 +131,9 @@ def resampled_mean(value_sb: NDArray[np.float64], resamples: int = RESAMPLES) ->
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between two encoders: mean over the shared seeds, with an interval over seeds and items.
+    """A difference between two encoders: mean over the shared seeds in points, with a 95 % interval over seeds and items.
 
-    Attributes:
-        mean: In points.
-        interval: 95 % interval.
-        p_value: Before Holm's correction.
-        seeds: Number of seeds.
-        verdict: ``"better"``, ``"tie"`` or ``"worse"``, after Holm's correction over a table.
+    The verdict is that after Holm's correction over a table, the p-value that before it.
     """
 
     mean: float
@@ -181,9 +172,7 @@ def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool])
 def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str, Any]:
     """The stored part of the results of a benchmark: each score, and those of groups of languages, with their blocks.
 
-    Args:
-        scores: Results by name, as `Result.to_dict` returns them; those without items are omitted.
-        trained: The languages that were trained on.
+    ``scores`` are results by name, as `Result.to_dict` returns them; those without items are omitted.
     """
     kept: dict[str, Any] = {}
     for name, content in scores.items():
@@ -304,14 +293,7 @@ def _machine(content: Mapping[str, Any]) -> str:
 
 
 def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping[str, str]], plot: str | None) -> str:
-    """The section of a setting as Markdown.
-
-    Args:
-        stored: What is kept.
-        recipes: Names of the recipes, in the order of the tables.
-        claims: Orders that papers report.
-        plot: Address of the plot.
-    """
+    """The section of a setting as Markdown. ``claims`` are orders that papers report."""
     trained = [recipe for recipe in recipes if stored.seeds(recipe)]
     if not trained or not stored.scores:
         return EMPTY
@@ -339,30 +321,20 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
 def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     if stored.timed_on:
         yield from (f"Step times: {stored.timed_on}, nothing else running.", "")
-    names = (
-        "recipe",
-        "seeds",
-        "seconds per step",
-        "time ÷ `tr`",
-        "encoder calls per step",
-        "tokens per step",
-        "alpha",
-    )
+    names = ("recipe", "seeds", "seconds per step", "time ÷ `tr`")
+    names += ("encoder calls per step", "tokens per step", "alpha")
     rows = []
     for recipe in recipes:
         alphas = [stored.alphas[recipe, seed] for seed in stored.seeds(recipe) if (recipe, seed) in stored.alphas]
-        calls, tokens = (_mean_fact(stored, recipe, fact) for fact in ("encoder_calls", "tokens"))
+        calls, tokens = (
+            fmean(stored.training[recipe, seed][fact] for seed in stored.seeds(recipe))
+            for fact in ("encoder_calls", "tokens")
+        )
         seconds = f"{stored.step_seconds[recipe]:.2f}" if recipe in stored.step_seconds else ""
         row = [f"`{recipe}`", str(len(stored.seeds(recipe))), seconds, _times(stored, recipe), f"{calls:.1f}"]
         rows.append([*row, f"{tokens:,.0f}", ", ".join(f"{alpha:g}" for alpha in alphas)])
     columns = [at for at in range(len(names)) if any(row[at] for row in rows)]
-    yield f"| {' | '.join(names[at] for at in columns)} |"
-    yield f"|---|{'--:|' * (len(columns) - 1)}"
-    yield from (f"| {' | '.join(row[at] for at in columns)} |" for row in rows)
-
-
-def _mean_fact(stored: Stored, recipe: str, fact: str) -> float:
-    return fmean(stored.training[recipe, seed][fact] for seed in stored.seeds(recipe))
+    yield from markdown([names[at] for at in columns], "lr", [[row[at] for at in columns] for row in rows])
 
 
 def _times(stored: Stored, recipe: str) -> str:
@@ -380,21 +352,19 @@ def _difference_tables(
         columns = [score for score in part if any(score == found for _, found in table)]
         if not columns:
             continue
-        yield from ("", f"| recipe | seeds | {' | '.join(part[score] for score in columns)} |")
-        yield f"|---|--:|{'---|' * len(columns)}"
+        rows = []
         for recipe in recipes:
             found = [table.get((recipe, score)) for score in columns]
             if any(found):
-                seeds = max(one.seeds for one in found if one)
-                yield f"| `{recipe}` | {seeds} | {' | '.join(str(one or '') for one in found)} |"
+                rows.append([f"`{recipe}`", max(one.seeds for one in found if one), *(one or "" for one in found)])
+        yield from ("", *markdown(["recipe", "seeds", *(part[score] for score in columns)], "lrl", rows))
 
 
-def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
+def _group_table(stored: Stored, recipes: Sequence[str]) -> list[str]:
     """Accuracies of the groups of languages, means over the seeds."""
     groups = [name for name in stored.scores if name.startswith(GROUP)]
     groups.sort(key=lambda name: -int(name.rpartition(" ")[2]))
-    yield f"| recipe | | {' | '.join(f'the {name.removeprefix(GROUP)}' for name in groups)} |"
-    yield f"|---|---|{'--:|' * len(groups)}"
+    rows = []
     for recipe in (STARTER, *recipes):
         for variant in ("", *VARIANTS):
             cells = []
@@ -402,7 +372,8 @@ def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
                 values = [one["score"] for (*key, _), one in stored.scores[group].items() if key == [recipe, variant]]
                 cells.append(f"{fmean(values):.1f}" if values else "")
             if any(cells):
-                yield f"| `{recipe}` | {VARIANTS.get(variant, '').lower()} | {' | '.join(cells)} |"
+                rows.append([f"`{recipe}`", VARIANTS.get(variant, "").lower(), *cells])
+    return markdown(["recipe", "", *(f"the {name.removeprefix(GROUP)}" for name in groups)], "llr", rows)
 
 
 def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -413,14 +384,15 @@ def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterato
             found[number] = one
     verdicts = judged(found, {number: stored.lower_is_better(claims[number]["score"]) for number in found})
     words = {"better": "confirmed", "worse": "reversed", "tie": "a tie"}
-    if verdicts:
-        yield "| paper | score | order in the paper | here, as trained | seeds | |"
-        yield "|---|---|---|---|--:|---|"
+    rows = []
     for number, one in verdicts.items():
         claim = claims[number]
         order = f"`{claim['better']}` above `{claim['than']}`"
-        cells = (str(one).rpartition(" ")[0], str(one.seeds), words[one.verdict])
-        yield f"| {claim['paper']} | {claim['score']} | {order} | {' | '.join(cells)} |"
+        rows.append(
+            [claim["paper"], claim["score"], order, str(one).rpartition(" ")[0], one.seeds, words[one.verdict]]
+        )
+    if rows:
+        yield from markdown(["paper", "score", "order in the paper", "here, as trained", "seeds", ""], "llllrl", rows)
     if missing := [claim for number, claim in enumerate(claims) if number not in verdicts]:
         listed = "; ".join(
             f"{one['paper']} ({one['score']}: `{one['better']}` above `{one['than']}`)" for one in missing
@@ -472,13 +444,7 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
 
 
 def write_page(results: Path, page: Path, config: Path = CONFIG) -> None:
-    """Write the tables and the plot of every setting between the markers of a page, each under its own heading.
-
-    Args:
-        results: Folder of the settings.
-        page: The page.
-        config: The recipes, and the papers' claims, if any.
-    """
+    """Write the tables and the plot of every setting between the markers of a page, each under its own heading."""
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     recipes, sections = list(content["recipes"]), []
     for folder in sorted(path for path in results.glob("*") if path.is_dir()):

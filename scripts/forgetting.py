@@ -51,7 +51,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from stored_results import check_settings, fill
+from stored_results import check_settings, fill, markdown, reports_errors
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
@@ -67,7 +67,7 @@ from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import cores, hardware, prepare_process
-from metaphrase.io.files import DEMO, UDHR, replacing, write_json
+from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
@@ -81,11 +81,7 @@ PLOT = ROOT / "docs" / "forgetting" / "frontier.svg"
 
 TEMPERATURES = (0.01, 0.02, 0.05)
 #: Candidates that a translation is ranked against, as arguments of `tr`, by their part of a recipe's name.
-RANKINGS: dict[str, dict[str, Any]] = {
-    "": {},
-    "soft targets, ": {"targets": "soft"},
-    "own side, ": {"own_side": True},
-}
+RANKINGS: dict[str, dict[str, Any]] = {"": {}, "soft targets, ": {"targets": "soft"}, "own side, ": {"own_side": True}}
 #: Terms that keep the encoder close to the original one, by name.
 TERMS: dict[str, list[dict[str, Any]]] = {
     "nothing": [],
@@ -317,11 +313,6 @@ def probe_scores(model: SentenceTransformer, folder: Path) -> dict[str, float]:
     return {key: results[name].groups["without English"].score for key, name in PROBES.items()}
 
 
-def probe_digest(folder: Path) -> str:
-    """Digest of the data of the probes."""
-    return files_sha256(sorted(path for name in ("xnli", "ud") for path in (folder / name).glob("*")))
-
-
 def dev_digest(stsb: Path, mlqa: Path) -> str:
     """Digest of the dev texts outside the package."""
     return files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
@@ -349,22 +340,15 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
 
 def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None = None) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
-    settings = json.dumps(
-        [
-            ALPHAS,
-            DIRECTIONS,
-            ITEMS,
-            QUESTIONS,
-            PARAGRAPHS,
-            *(len(side) for side in data.sts),
-            *([PROBES, PROBED_ALPHAS, PROBE_ITEMS, probe_digest(probes)] if probes else []),
-        ]
-    )
+    settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *map(len, data.sts)]
+    if probes:
+        files = sorted(path for name in ("xnli", "ud") for path in (probes / name).glob("*"))
+        settings += [PROBES, PROBED_ALPHAS, PROBE_ITEMS, files_sha256(files)]
     name = "starter" if cell is None else cell.digest
-    digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     path = output / "rows" / f"{name}-{digest}.json"
     if path.is_file():
-        return list(json.loads(path.read_text(encoding="utf-8")))
+        return list(read_json(path))
     original = load_encoder("starter")
     before = kept_embeddings(output / "rows" / f"starter-{digest}.npz", lambda: data.embed(original))
     rows = []
@@ -434,18 +418,17 @@ def table(content: Mapping[str, Any]) -> str:
         + ("all. Means over the seeds" if several else "all. Single runs")
         + ": small differences are not meaningful.",
         "",
-        f"| recipe | α | directions removed | {' | '.join(COLUMNS.values())} |",
-        f"|---|--:|--:|{'--:|' * len(COLUMNS)}",
     ]
     shown = [row for row in rows if row["recipe"] == "starter"]
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["recipe"] != "starter"):
         own = [row for row in rows if row["recipe"] == recipe]
         for group in ([row for row in own if guarded(row, start)], own):
             shown += sorted(group, key=lambda row: row["translations"] + row["answers"])[-1:]
-    for row in shown:
-        numbers = " | ".join(f"{row[key]:.1f}" for key in COLUMNS)
-        lines.append(f"| {row['recipe']} | {row['alpha']:g} | {row['directions']} | {numbers} |")
-    return "\n".join(lines)
+    cells = [
+        [row["recipe"], f"{row['alpha']:g}", row["directions"], *(f"{row[key]:.1f}" for key in COLUMNS)]
+        for row in shown
+    ]
+    return "\n".join(lines + markdown(["recipe", "α", "directions removed", *COLUMNS.values()], "lr", cells))
 
 
 #: Measures that similarity structure has to predict, and the structure above which encoders are close to the original one.
@@ -462,17 +445,15 @@ FEWEST = 3
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format how well similarity structure predicts other measures, for each number of directions, as Markdown."""
-    lines = [
-        f"| measure | directions removed | encoders | correlation | with structure ≥ {CLOSE:g} | correlation |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    heads = ["measure", "directions removed", "encoders", "correlation", f"with structure ≥ {CLOSE:g}", "correlation"]
+    cells = []
     for (key, words), directions in product(PREDICTED.items(), DIRECTIONS):
         own = [row for row in rows if row["directions"] == directions and key in row]
         close = [row for row in own if row["structure"] >= CLOSE]
-        cells = [f"{len(group)} | {correlation(group, key):.2f}" for group in (own, close)]
         if len(own) >= FEWEST:
-            lines.append(f"| {words} | {directions} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            pairs = [(len(group), f"{correlation(group, key):.2f}") for group in (own, close)]
+            cells.append([words, directions, *chain.from_iterable(pairs)])
+    return "\n".join(markdown(heads, "lr", cells))
 
 
 def correlation(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
@@ -521,7 +502,7 @@ def stored_rows(path: Path, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    stored = {"corpus": DEMO_WORDS} | json.loads(path.read_text(encoding="utf-8"))
+    stored = {"corpus": DEMO_WORDS} | read_json(path)
     if differing := [f"{key} {stored[key]}" for key in setting if stored[key] != setting[key]]:
         raise UsageError(
             f"{path} has results of {', '.join(differing)}. To replace the stored results, delete this file first."
@@ -543,6 +524,7 @@ def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[M
             )
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -564,11 +546,7 @@ def main(argv: Sequence[str]) -> int:
         "--keep", action="store_true", help="Add to scripts/results/forgetting.json and write docs/forgetting.md."
     )
     options = parser.parse_args(argv)
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        print(f"forgetting: {error}", file=sys.stderr)
-        return 2
+    run(options)
     return 0
 
 

@@ -22,16 +22,18 @@ import sys
 import tarfile
 import unicodedata
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from gettext import GNUTranslations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from stored_results import reports_errors
 from transformers import HfArgumentParser
 
 from metaphrase.corpus import Cleaning
 from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.files import replacing
 
 #: Characters of placeholders, markup and paths.
@@ -44,15 +46,14 @@ ACCESS_KEY = re.compile(r"[ ]?\([_&~]\w\)|[_&~](?=\w)")
 class Options:
     """Build a bitext from the message catalogues of free software."""
 
-    language: str = field(metadata={"help": "Code of the language, as in the paths of catalogues."})
-    output: str = field(metadata={"help": "File to write, gzip-compressed TSV."})
-    packages: list[str] = field(default_factory=list, metadata={"help": "Debian packages to download and read."})
-    folder: str | None = field(default=None, metadata={"help": "Folder with installed catalogues, such as /usr."})
-    min_words: int = field(default=4, metadata={"help": "Minimum number of words of either side."})
-    max_words: int = field(default=60, metadata={"help": "Maximum number of words of either side."})
-    strip_accents: bool = field(
-        default=False,
-        metadata={"help": "Remove accents from the language, for text that is often written without them."},
+    language: str = option(help="Code of the language, as in the paths of catalogues.")
+    output: str = option(help="File to write, gzip-compressed TSV.")
+    packages: list[str] = option([], "Debian packages to download and read.")
+    folder: str | None = option(None, "Folder with installed catalogues, such as /usr.")
+    min_words: int = option(4, "Minimum number of words of either side.")
+    max_words: int = option(60, "Maximum number of words of either side.")
+    strip_accents: bool = option(
+        False, "Remove accents from the language, for text that is often written without them."
     )
 
 
@@ -150,22 +151,19 @@ def without_accents(text: str) -> str:
     return "".join(one for one in unicodedata.normalize("NFD", text) if not unicodedata.combining(one))
 
 
+@reports_errors
 def main(argv: list[str]) -> int:
     """Write the bitext; return the exit status."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0]
-    try:
-        rows = list(pairs(options, catalogues(options)))
-        if not rows:
-            raise UsageError(
-                f"No catalogue of {options.language!r} has suitable strings. Name packages with translations with "
-                "--packages, or a folder with installed programs with --folder."
-            )
-        lines = ["source\ttarget\tprovenance", *("\t".join(row) for row in rows), ""]
-        with replacing(Path(options.output)) as partial:
-            partial.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
-    except (ValueError, OSError) as error:
-        print(f"gettext_bitext: {error}", file=sys.stderr)
-        return 2
+    rows = list(pairs(options, catalogues(options)))
+    if not rows:
+        raise UsageError(
+            f"No catalogue of {options.language!r} has suitable strings. Name packages with translations with "
+            "--packages, or a folder with installed programs with --folder."
+        )
+    lines = ["source\ttarget\tprovenance", *("\t".join(row) for row in rows), ""]
+    with replacing(Path(options.output)) as partial:
+        partial.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
     print(f"{len(rows):,} pairs in {options.output}")
     return 0
 

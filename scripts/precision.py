@@ -13,7 +13,6 @@ more seeds or steps.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
@@ -24,14 +23,14 @@ from typing import Any
 import torch
 from ablations import trained
 from forgetting import COLUMNS, DevData, dev_digest, interpolated, kept_embeddings
-from stored_results import check_settings, fill, refuse_less
+from stored_results import check_settings, fill, markdown, refuse_less, reports_errors
 from update_tables import hardware_words
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.seeds import difference
 from metaphrase.exceptions import UsageError
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process
-from metaphrase.io.files import write_json
+from metaphrase.io.files import read_json, write_json
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
 
@@ -47,7 +46,7 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
     """The row of a setting and a seed; it is measured if missing."""
     path = output / f"{name}-{steps}-{seed}.json"
     if path.is_file():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json(path))
     original, work = load_encoder("starter"), path.with_suffix("")
     before = kept_embeddings(output / "starter.npz", lambda: data.embed(original))
     shutil.rmtree(work, ignore_errors=True)  # an interrupted run starts over
@@ -80,21 +79,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         by_seed = {row["seed"]: row["scores"][key] for row in rows if row["setting"] == setting}
         return [by_seed[seed] for seed in seeds]
 
+    cells = [
+        [setting, *(f"{statistics.mean(of(setting, key)):.1f}" for key in COLUMNS)] for setting in (first, *others)
+    ]
+    for setting in others:
+        found = [difference(of(first, key), of(setting, key)) for key in COLUMNS]
+        cells.append([f"{setting} − {first}", *(f"{one['mean']:+.1f} ± {one['half']:.1f}" for one in found)])
     lines = [
         f"{rows[0]['steps']} steps of the demo's recipe, seeds {', '.join(map(str, seeds))}; "
         f"{hardware_words(rows[0]['hardware'])}. Differences from {first} are means over the same seeds, with 95 % intervals "
         "(Student's t).",
         "",
-        f"| setting | {' | '.join(COLUMNS.values())} |",
-        f"|---|{'--:|' * len(COLUMNS)}",
+        *markdown(["setting", *COLUMNS.values()], "lr", cells),
     ]
-    for setting in (first, *others):
-        cells = [f"{statistics.mean(of(setting, key)):.1f}" for key in COLUMNS]
-        lines.append(f"| {setting} | {' | '.join(cells)} |")
-    for setting in others:
-        found = [difference(of(first, key), of(setting, key)) for key in COLUMNS]
-        cells = [f"{one['mean']:+.1f} ± {one['half']:.1f}" for one in found]
-        lines.append(f"| {setting} − {first} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -103,6 +100,7 @@ def covers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"seeds": {row["seed"] for row in rows}, "steps": max(row["steps"] for row in rows)}
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,11 +113,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if len(options.seeds) < 2:
         parser.error("a comparison needs at least two seeds")
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        print(f"precision: {error}", file=sys.stderr)
-        return 2
+    run(options)
     return 0
 
 

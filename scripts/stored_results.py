@@ -1,31 +1,46 @@
-"""What the programs here share: results that are stored in the repository, their tables, and folders of unfinished work."""
+"""What the programs here share: stored results, their tables, folders of unfinished work, and how errors are reported."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from metaphrase.exceptions import UsageError
-from metaphrase.io.files import replace_text, write_json
+from metaphrase.io.files import read_json, replace_text, write_json
+
+_P = ParamSpec("_P")
+
+
+def reports_errors(main: Callable[_P, int]) -> Callable[_P, int]:
+    """Decorator of a program: an error of its options, data or files is printed without a traceback; the status is 2."""
+
+    @wraps(main)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except (ValueError, OSError) as error:
+            print(f"{Path(main.__code__.co_filename).stem}: {error}", file=sys.stderr)
+            return 2
+
+    return run
 
 
 def refuse_less(path: Path, stored: Callable[[Any], Mapping[str, Any]], new: Mapping[str, Any]) -> None:
     """Refuse to replace stored results by results that cover less.
 
-    Args:
-        path: File of the stored results.
-        stored: Returns what stored results cover, given the content of the file: by name, a set, or a number.
-        new: What the new results cover.
+    ``stored`` returns what stored results cover, given the content of their file: by name, a set, or a number.
 
     Raises:
         UsageError: The stored results cover more.
     """
     if not path.exists():
         return
-    for name, covered in stored(json.loads(path.read_text(encoding="utf-8"))).items():
+    for name, covered in stored(read_json(path)).items():
         if isinstance(covered, set) and (missing := sorted(covered - new[name])):
             lacking = f"{name} {', '.join(map(str, missing))}, which the new results lack"
         elif not isinstance(covered, set) and covered > new[name]:
@@ -39,6 +54,19 @@ def write_results(path: Path, content: Any, covers: Callable[[Any], Mapping[str,
     """Store results, unless stored ones cover more, see :func:`refuse_less`."""
     refuse_less(path, covers, covers(content))
     replace_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def markdown(heads: Iterable[str], align: str, rows: Iterable[Iterable[Any]]) -> list[str]:
+    """The lines of a Markdown table. ``align`` has ``l`` or ``r`` for each column; its last letter is repeated.
+
+    >>> markdown(["", "n"], "lr", [["all", 3]])
+    ['| | n |', '|---|--:|', '| all | 3 |']
+    """
+    heads = list(heads)
+    align = align.ljust(len(heads), align[-1])[: len(heads)]
+    marks = [{"l": "---", "r": "--:"}[letter] for letter in align]
+    lines = ["".join(f"| {head} " if head else "| " for head in heads) + "|", f"|{'|'.join(marks)}|"]
+    return lines + [f"| {' | '.join(map(str, cells))} |" for cells in rows]
 
 
 def fill(path: Path, tables: dict[str, str]) -> None:
@@ -59,7 +87,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     path, own = folder / "settings.json", json.loads(json.dumps(settings, default=str))
     if not path.exists():
         write_json(path, own)
-    elif differing := [key for key, value in json.loads(path.read_text("utf-8")).items() if own.get(key) != value]:
+    elif differing := [key for key, value in read_json(path).items() if own.get(key) != value]:
         raise UsageError(
             f"{folder} has work that was made with another value of {', '.join(differing)}. Choose another folder as "
             "--output, or delete this one."

@@ -22,11 +22,11 @@ import gzip
 import random
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stored_results import check_settings, refuse_less
+from stored_results import check_settings, refuse_less, reports_errors
 from transformers import HfArgumentParser
 
 from metaphrase.aligners.options import AlignOptions
@@ -34,6 +34,7 @@ from metaphrase.aligners.workflow import align_files
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.environment import hardware, prepare_process
 from metaphrase.io.files import write_json
@@ -59,29 +60,21 @@ class Round(NamedTuple):
 
 #: Layer and method of the links were chosen on the first fifth of the gold pairs, as the suite's tuned settings are.
 LAYERS, LAYER = 8, 7
-ROUNDS = (
-    Round("argmax", 200, 2e-5, draw=0),
-    Round("csls", 400, 3e-5, draw=0),
-    Round("csls", 400, 3e-5, draw=1),
-)
+ROUNDS = (Round("argmax", 200, 2e-5, draw=0), Round("csls", 400, 3e-5, draw=0), Round("csls", 400, 3e-5, draw=1))
 
 
 @dataclass
 class Options:
     """Options of the program."""
 
-    data: str = field(metadata={"help": "Folder of the gold links."})
-    bitext: list[str] = field(
-        default_factory=list, metadata={"help": "Folders of the bitext (default: DATA/software)."}
-    )
-    languages: list[str] = field(
-        default_factory=lambda: ["fr", "es", "it", "pt", "ro"], metadata={"help": "Languages of the bitext."}
-    )
-    pairs: int = field(default=4000, metadata={"help": "Pairs of each language, drawn at random."})
-    steps: int | None = field(default=None, metadata={"help": "Steps of each round, for a trial."})
-    seed: int = field(default=42, metadata={"help": "Seed of the pairs and of training."})
-    output: str = field(default="out/aligner", metadata={"help": "Folder of bitext, links and encoders."})
-    keep: bool = field(default=False, metadata={"help": "Store the results in scripts/results/word_aligner.json."})
+    data: str = option(help="Folder of the gold links.")
+    bitext: list[str] = option([], "Folders of the bitext (default: DATA/software).")
+    languages: list[str] = option(["fr", "es", "it", "pt", "ro"], "Languages of the bitext.")
+    pairs: int = option(4000, "Pairs of each language, drawn at random.")
+    steps: int | None = option(None, "Steps of each round, for a trial.")
+    seed: int = option(42, "Seed of the pairs and of training.")
+    output: str = option("out/aligner", "Folder of bitext, links and encoders.")
+    keep: bool = option(False, "Store the results in scripts/results/word_aligner.json.")
 
 
 def bitext_files(options: Options) -> list[Path]:
@@ -181,21 +174,18 @@ def measured(name: str, encoder: str, options: Options) -> list[dict[str, Any]]:
     return rows
 
 
+@reports_errors
 def main(argv: list[str]) -> int:
     """Train what is missing, measure, and write the results."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0]
     settings = {key: getattr(options, key) for key in ("languages", "pairs", "steps", "seed")}
     output = Path(options.output)
-    try:
-        if options.keep:
-            if options.steps is not None:
-                raise UsageError("--steps is for trials, whose results are not stored. Omit --steps or --keep.")
-            refuse_less(RESULTS, covers, covers({"settings": settings}))
-        check_settings(output, settings | {"rounds": ROUNDS})
-        rows = rows_of(options, output)
-    except (ValueError, OSError) as error:
-        print(f"train_aligner: {error}", file=sys.stderr)
-        return 2
+    if options.keep:
+        if options.steps is not None:
+            raise UsageError("--steps is for trials, whose results are not stored. Omit --steps or --keep.")
+        refuse_less(RESULTS, covers, covers({"settings": settings}))
+    check_settings(output, settings | {"rounds": ROUNDS})
+    rows = rows_of(options, output)
     settings |= {"bitext": {path.name: file_sha256(path) for path in sorted((output / "bitext-1").glob("*"))}}
     content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
     write_json(RESULTS if options.keep else output / "results.json", content | {"hardware": hardware()})

@@ -11,21 +11,22 @@ docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_s
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from stored_results import fill, write_results
+from stored_results import fill, markdown, reports_errors, write_results
 from transformers import HfArgumentParser
 
 from metaphrase.evaluation.distractors import KINDS
+from metaphrase.io.configuration import option
 from metaphrase.io.environment import cores
+from metaphrase.io.files import read_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
@@ -37,34 +38,23 @@ CARDS = ROOT / "model_cards"
 class Options:
     """New results to store; without options, the tables are rewritten from the stored results."""
 
-    demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
-    swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
-    adapted: list[str] = field(
-        default_factory=list, metadata={"help": "Output folders of `metaphrase adapt` (scripts/my_language.sh)."}
+    demo: str | None = option(None, "report.json of `make demo`.")
+    swahili: str | None = option(None, "report.json of scripts/swahili.sh.")
+    adapted: list[str] = option([], "Output folders of `metaphrase adapt` (scripts/my_language.sh).")
+    suites: list[str] = option(
+        [],
+        "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, or one file for "
+        "each of several suites, with the same two encoders.",
     )
-    suites: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, or one file for "
-            "each of several suites, with the same two encoders."
-        },
+    dap_suites: list[str] = option(
+        [], "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."
     )
-    dap_suites: list[str] = field(
-        default_factory=list,
-        metadata={"help": "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."},
+    timed: list[str] = option(
+        [], "results.json of `metaphrase evaluate … --suite all` and the like, for the durations of suites."
     )
-    timed: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "results.json of `metaphrase evaluate … --suite all` and the like, for the durations of suites."
-        },
-    )
-    alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
-    translation: str | None = field(
-        default=None,
-        metadata={
-            "help": "results.json of trainers/finetune_translation.py with configs/finetune/overfit-translation.yaml."
-        },
+    alignment: str | None = option(None, "alignment.json of scripts/wacse.sh.")
+    translation: str | None = option(
+        None, "results.json of trainers/finetune_translation.py with configs/finetune/overfit-translation.yaml."
     )
 
 
@@ -74,7 +64,7 @@ _GUARD = ("before", "after", "difference", "interval", "n", "verdict", "limit")
 
 def keep(report: Path, path: Path) -> None:
     """Store the comparisons of a report and the facts of its run."""
-    content = json.loads(report.read_text(encoding="utf-8"))
+    content = read_json(report)
     run = {key: value for key, value in content["run"].items() if key not in ("log_history", "corpus")}
     for file in run["files"]:
         file.pop("path", None)
@@ -106,44 +96,38 @@ def table(content: dict[str, Any]) -> str:
     for name, comparison in content["comparisons"].items():
         prompt = content["baseline_prompt"][name]
         setting = f"with its prompt `{prompt}`" if prompt else "without its prompt"
-        lines += [
-            f"**{name}** (baseline measured {setting}, where it scores higher)",
-            "",
-            "| language | pairs | before | after | difference | |",
-            "|---|--:|--:|--:|--:|---|",
-        ]
+        lines += [f"**{name}** (baseline measured {setting}, where it scores higher)", ""]
         rows = dict(comparison["languages"])
         if len(rows) > 1:
-            rows["**all**"] = comparison["pooled"]
-        for language, row in rows.items():
-            low, high = row["interval"]
-            count = sum(r["n"] for r in comparison["languages"].values()) if language == "**all**" else row["n"]
-            lines.append(
-                f"| {language} | {count} | {row['before']:.1f} | {row['after']:.1f} | {row['difference']:+.1f} "
-                f"[{low:+.1f}, {high:+.1f}] | {row['verdict']} |"
-            )
-        lines.append("")
+            rows["**all**"] = comparison["pooled"] | {"n": sum(row["n"] for row in rows.values())}
+        cells = [[language, row["n"], *_change(row), row["verdict"]] for language, row in rows.items()]
+        lines += [*markdown(["language", "pairs", "before", "after", "difference", ""], "lrrrrl", cells), ""]
     if guards := content.get("guards"):
-        lines += [
-            "**Retention**",
-            "",
-            "| guard | items | before | after | difference | red line | |",
-            "|---|--:|--:|--:|--:|--:|---|",
+        heads = ["guard", "items", "before", "after", "difference", "red line", ""]
+        cells = [
+            [name, row["n"], *_change(row), f"{-row['limit']:+g}", row["verdict"]] for name, row in guards.items()
         ]
-        lines += [
-            f"| {name} | {row['n']} | {row['before']:.1f} | {row['after']:.1f} | {row['difference']:+.1f} "
-            f"[{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}] | {-row['limit']:+g} | {row['verdict']} |"
-            for name, row in guards.items()
-        ]
+        lines += ["**Retention**", "", *markdown(heads, "lrrrrrl", cells)]
     return "\n".join(lines).rstrip()
+
+
+def _change(row: dict[str, Any]) -> list[str]:
+    """The cells of both scores, and of their difference."""
+    return [f"{row['before']:.1f}", f"{row['after']:.1f}", difference_words(row)]
+
+
+def difference_words(row: dict[str, Any]) -> str:
+    """Format a difference with its interval."""
+    low, high = row["interval"]
+    return f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def keep_adapted(outputs: Sequence[Path], path: Path) -> None:
     """Store verdicts and the facts of their runs, without sentences of the corpora."""
     runs = []
     for output in outputs:
-        verdict = json.loads((output / "verdict.json").read_text(encoding="utf-8"))
-        run = json.loads((output / "report.json").read_text(encoding="utf-8"))["run"]
+        verdict = read_json(output / "verdict.json")
+        run = read_json(output / "report.json")["run"]
         kept = {key: run[key] for key in ("seed", "steps", "training_seconds", "hardware", "versions")}
         kept["pairs"] = {file["language"]: file["pairs"] for file in run["files"]}
         kept |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
@@ -184,15 +168,11 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
 
     They are added to stored results of the same encoders, whose scores of the same names they replace.
 
-    Args:
-        results: Results of suites with the same two encoders.
-        path: File to write.
-
     Raises:
         ValueError: The results are of different encoders, have no baseline, or are of the sample ``quick``.
         UsageError: The stored results cover more data sets or languages.
     """
-    contents = [json.loads(result.read_text(encoding="utf-8")) for result in results]
+    contents = [read_json(result) for result in results]
     for result, one in zip(results, contents, strict=True):
         if one.get("baseline") is None:
             raise ValueError(f"{result} has no baseline to compare with. Pass --baseline to `metaphrase evaluate`.")
@@ -201,10 +181,8 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
     content = contents[0]
     sides = {"before": content["baseline"], "after": content}
     for one in contents[1:]:
-        if [one["model_hash"], one["baseline"]["model_hash"]] != [
-            content["model_hash"],
-            sides["before"]["model_hash"],
-        ]:
+        hashes = [[side["model_hash"] for side in (of["baseline"], of)] for of in (content, one)]
+        if hashes[0] != hashes[1]:
             raise ValueError(
                 f"Suite {one['suite']!r} was measured with other encoders than suite {content['suite']!r}."
             )
@@ -222,7 +200,7 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         "hardware": next(iter(parts.values()))["hardware"],
         "versions": content["versions"],
     }
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    stored = read_json(path) if path.exists() else {}
     if [stored.get(key) for key in ("hashes", "seed")] == [kept["hashes"], kept["seed"]]:
         lacking = {name: reason for name, reason in stored["skipped"].items() if name not in parts}
         kept["skipped"] = lacking  # a part of the data lacks most suites
@@ -263,11 +241,6 @@ def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def is_fine_tuned(one: dict[str, Any]) -> bool:
-    """Whether the whole encoder was fine-tuned for a score."""
-    return one["protocol"].startswith("small scale:")
-
-
 def _score(row: dict[str, Any]) -> dict[str, Any]:
     """Size, score, interval and directions of an average or a group, without other details of its suite."""
     return {key: row[key] for key in ("n", "score", "interval", *DIRECTIONS) if key in row}
@@ -276,17 +249,13 @@ def _score(row: dict[str, Any]) -> dict[str, Any]:
 def suites_table(content: dict[str, Any]) -> str:
     """Format one row for each score, with its significance test, if available."""
     scores = content["scores"]
-    lines = ["| benchmark | measure | starter | release | difference | |", "|---|---|--:|--:|--:|---|"]
-
-    def add(label: str, measure: str, cells: list[str], tested: list[str]) -> None:
-        lines.append(f"| {label} | {measure} | {' | '.join([*cells, *tested])} |")
-
+    rows = []
     for name, one in scores.items():
         measure = measure_words(one)
         directed = DIRECTIONS[0] in one["after"]["average"]
         if not directed or one["lower_is_better"]:
             label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
-            add(label, measure, [score_cell(one, side) for side in SIDES], test_cells(one))
+            rows.append([label, measure, *(score_cell(one, side) for side in SIDES), *test_cells(one)])
             continue
         for group in ("average", *(group for group in GROUPS if group in one["after"])):
             if group == str(one["languages"]):
@@ -302,7 +271,9 @@ def suites_table(content: dict[str, Any]) -> str:
             label = (
                 f"{name}, {one['languages']} language{plural}" if group == "average" else f"{name}, {GROUPS[group]}"
             )
-            add(label, f"{measure}, xx→en / en→xx", cells, test_cells(one) if group == "average" else ["", ""])
+            tested = test_cells(one) if group == "average" else ["", ""]
+            rows.append([label, f"{measure}, xx→en / en→xx", *cells, *tested])
+    lines = markdown(["benchmark", "measure", "starter", "release", "difference", ""], "llrrrl", rows)
     lines += [
         *footnotes(lines),
         "",
@@ -317,10 +288,7 @@ def suites_table(content: dict[str, Any]) -> str:
 
 def sib200_table(content: dict[str, Any]) -> str:
     """Format the scores of SIB-200 by resource and by script: a row for each group, with retrieval and topics."""
-    lines = [
-        "| languages | n | retrieval, starter | release | topics, starter | release |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     measures = [content["scores"][name] for name in ("sib200", "sib200 topics")]
     groups = [name for name in measures[0]["after"] if name not in ("average", "unlearned")]
     for group in ("average", *groups):
@@ -331,7 +299,8 @@ def sib200_table(content: dict[str, Any]) -> str:
             for side in SIDES
         ]
         label = "**all without English**" if group == "average" else group
-        lines.append(f"| {label} | {measures[0]['after'][group]['n']} | {' | '.join(cells)} |")
+        rows.append([label, measures[0]["after"][group]["n"], *cells])
+    lines = markdown(["languages", "n", "retrieval, starter", "release", "topics, starter", "release"], "lr", rows)
     return "\n".join([*lines, *footnotes(lines)])
 
 
@@ -340,13 +309,12 @@ def xsimpp_table(content: dict[str, Any]) -> str:
     scores = {name: one for name, one in content["scores"].items() if "without distractors" in one["after"]}
     kinds = ["average", "without distractors", *KINDS]
     heads = ["all" if kind == "average" else kind.removesuffix(" distractors") for kind in kinds]
-    lines = [f"| data | encoder | {' | '.join(heads)} |", f"|---|---|{'--:|' * len(kinds)}"]
+    rows = []
     for name, one in scores.items():
         for side, encoder in zip(SIDES, ("starter", "release"), strict=True):
             cells = [f"{one[side][kind]['score']:.1f}" if kind in one[side] else "" for kind in kinds]
-            lines.append(
-                f"| {name.removesuffix(' xsim++')} | {encoder}{prompt_mark(one, side)} | {' | '.join(cells)} |"
-            )
+            rows.append([name.removesuffix(" xsim++"), f"{encoder}{prompt_mark(one, side)}", *cells])
+    lines = markdown(["data", "encoder", *heads], "llr", rows)
     return "\n".join([*lines, *footnotes(lines)])
 
 
@@ -356,10 +324,10 @@ def keep_durations(results: Sequence[Path], path: Path) -> None:
     They replace those of the same encoder. A part of ``--suite all`` replaces only what it measured.
     """
     runs = {}
-    for run in json.loads(path.read_text(encoding="utf-8")) if path.exists() else []:
+    for run in read_json(path) if path.exists() else []:
         runs[run["model"], run["suite"]] = run
     for result in results:
-        content = json.loads(result.read_text(encoding="utf-8"))
+        content = read_json(result)
         parts = content["parts"].values()
         seconds: dict[str, float] = {}
         for part in parts:
@@ -379,14 +347,12 @@ def durations_table(runs: Sequence[dict[str, Any]]) -> str:
     """Format the minutes of each suite, with a column for each run."""
     suites = list(dict.fromkeys(suite for run in runs for suite in run["seconds"]))
     minutes = [{suite: seconds / 60 for suite, seconds in run["seconds"].items()} for run in runs]
-    rows = {suite: [f"{one[suite]:.1f}" if suite in one else "" for one in minutes] for suite in suites}
-    rows["**minutes**"] = [f"**{sum(one.values()):.0f}**" for one in minutes]
+    rows = [[suite, *(f"{one[suite]:.1f}" if suite in one else "" for one in minutes)] for suite in suites]
+    rows.append(["**minutes**", *(f"**{sum(one.values()):.0f}**" for one in minutes)])
     commands = [f"`evaluate {run['model']} --suite {run['suite']}`" for run in runs]
     return "\n".join(
         [
-            f"| suite | {' | '.join(commands)} |",
-            f"|---|{'--:|' * len(runs)}",
-            *(f"| {suite} | {' | '.join(cells)} |" for suite, cells in rows.items()),
+            *markdown(["suite", *commands], "lr", rows),
             "",
             f"One run each, on {' and '.join(dict.fromkeys(hardware_words(run['hardware']) for run in runs))}.",
         ]
@@ -415,13 +381,13 @@ HEADLINES = {
 
 def headline_table(content: dict[str, Any]) -> str:
     """Format the README's table: one row for each benchmark, gains and losses."""
-    lines = ["| benchmark | measure | starter | release | difference [95 %] | |", "|---|---|--:|--:|--:|---|"]
+    rows = []
     for name, label in HEADLINES.items():
         if (one := content["scores"].get(name)) is None:  # of --transfer probe or of --transfer finetune
             continue
-        cells = [score_cell(one, side) for side in SIDES]
-        cells += test_cells(one)
-        lines.append(f"| {label.format(languages=one['languages'])} | {measure_words(one)} | {' | '.join(cells)} |")
+        cells = [*(score_cell(one, side) for side in SIDES), *test_cells(one)]
+        rows.append([label.format(languages=one["languages"]), measure_words(one), *cells])
+    lines = markdown(["benchmark", "measure", "starter", "release", "difference [95 %]", ""], "llrrrl", rows)
     hardware = cores(content["hardware"])
     caption = (
         f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
@@ -451,9 +417,9 @@ def test_cells(one: dict[str, Any]) -> list[str]:
     """Format a difference with its interval, and the verdict. One fine-tuning shows no difference between encoders."""
     if (test := one["test"]) is None:
         return ["", ""]
-    low, high = test["interval"]
-    verdict = "one run §" if is_fine_tuned(one) and test["verdict"] != "tie" else test["verdict"]
-    return [f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", verdict]
+    is_fine_tuned = one["protocol"].startswith("small scale:")
+    verdict = "one run §" if is_fine_tuned and test["verdict"] != "tie" else test["verdict"]
+    return [difference_words(test), verdict]
 
 
 def footnotes(lines: Sequence[str]) -> list[str]:
@@ -475,7 +441,7 @@ def hardware_words(hardware: dict[str, Any]) -> str:
 
 def keep_translation(report: Path, path: Path) -> None:
     """Store the results of a translation run with a few examples, and with file names instead of paths."""
-    content = json.loads(report.read_text(encoding="utf-8"))
+    content = read_json(report)
     for split in ("train", "test"):
         content["settings"][split] = Path(content["settings"][split]).name
     content["examples"] = content["examples"][:3]
@@ -497,6 +463,8 @@ def translation_words(content: dict[str, Any]) -> str:
 
 def alignment_table(content: dict[str, Any]) -> str:
     """Format the speed of an aligner on a corpus, and the share of words it linked."""
+    heads = ["corpus", "aligner", "pairs", "training + aligning", "pairs/s"]
+    heads += ["source words linked", "target words linked"]
     cells = (
         content["files"][0]["file"],
         content["aligner"],
@@ -506,34 +474,26 @@ def alignment_table(content: dict[str, Any]) -> str:
         f"{content['share_source_linked']:.1%}",
         f"{content['share_target_linked']:.1%}",
     )
-    return "\n".join(
-        [
-            "| corpus | aligner | pairs | training + aligning | pairs/s | source words linked | target words linked |",
-            "|---|---|--:|--:|--:|--:|--:|",
-            f"| {' | '.join(cells)} |",
-            "",
-            f"One run of `scripts/wacse.sh` on {content['cpus']} cores.",
-        ]
-    )
+    caption = f"One run of `scripts/wacse.sh` on {content['cpus']} cores."
+    return "\n".join([*markdown(heads, "llr", [cells]), "", caption])
 
 
 def trained_aligner_table(content: dict[str, Any]) -> str:
     """Format the error of a trained word aligner after each round, on each gold set, with default and tuned settings."""
     parts = list(dict.fromkeys(row["part"] for row in content["rows"]))
-    lines = [f"| encoder | {' | '.join(parts)} |", f"|---|{'--:|' * len(parts)}"]
+    rows = []
     for encoder in dict.fromkeys(row["encoder"] for row in content["rows"]):
         of_part = {row["part"]: row for row in content["rows"] if row["encoder"] == encoder}
         cells = [f"{row['aer']:.1f} [{row['interval'][0]:.1f}, {row['interval'][1]:.1f}]" for row in of_part.values()]
-        lines.append(f"| {encoder} | {' | '.join(cells)} |")
+        rows.append([encoder, *cells])
     peers = {row["part"]: row["peers"] for row in content["rows"]}
     for name in dict.fromkeys(name.partition(".")[2] for found in peers.values() for name in found):
         of_peer = [[aer for file, aer in peers[part].items() if file.partition(".")[2] == name] for part in parts]
-        cells = [f"{one[0]:.1f}" if one else "" for one in of_peer]
-        lines.append(f"| {name.removesuffix('.out')} | {' | '.join(cells)} |")
+        rows.append([name.removesuffix(".out"), *(f"{one[0]:.1f}" if one else "" for one in of_peer)])
     settings, rounds = content["settings"], content["rounds"]
     return "\n".join(
         [
-            *lines,
+            *markdown(["encoder", *parts], "lr", rows),
             "",
             f"`scripts/train_aligner.py`: {content['layers']} layers, {settings['pairs']:,} pairs of each of "
             f"{', '.join(settings['languages'])} with English, rounds of "
@@ -543,11 +503,12 @@ def trained_aligner_table(content: dict[str, Any]) -> str:
     )
 
 
-def scores(row: dict[str, Any]) -> str:
+def scores(row: dict[str, Any]) -> list[str]:
     """Format the measures of one aligner, which are fractions, as table cells in percent."""
     low, high = row["aer_interval"]
-    measures = " | ".join(f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1"))
-    return f"{100 * row['aer']:.1f} [{100 * low:.1f}, {100 * high:.1f}] | {measures} | {row['pairs_per_second']:,.0f}"
+    measures = [f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1")]
+    error = f"{100 * row['aer']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return [error, *measures, f"{row['pairs_per_second']:,.0f}"]
 
 
 def is_default(row: dict[str, Any], section: dict[str, Any]) -> bool:
@@ -557,16 +518,9 @@ def is_default(row: dict[str, Any], section: dict[str, Any]) -> bool:
 
 def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
     """Return the tables of docs/word_alignment.md by marker."""
-    measures = "AER [95 %] | precision | recall | F1 | pairs/s |"
+    measures = ["AER [95 %]", "precision", "recall", "F1", "pairs/s"]
     gold, aligners = content["gold"], content["aligners"]
-    summary = [
-        f"{gold['name']}: {gold['pairs']} pairs, {gold['links']:,} links. Every aligner uses its default settings.",
-        "",
-        f"| aligner | settings | {measures}",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    heuristics = [f"| aligner | heuristic | {measures}", "|---|---|--:|--:|--:|--:|--:|"]
-    facts = []
+    summary, heuristics, facts = [], [], []
     for name in sorted(aligners):
         section = aligners[name]
         training = ""
@@ -579,26 +533,28 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
         for row in section["rows"]:
             settings = ", ".join(f"{key.replace('_', ' ')} {row[key]}" for key in section["default"])
             if is_default(row, section):
-                summary.append(f"| {name} | {settings} | {scores(row)} |")
+                summary.append([name, settings, *scores(row)])
             if "heuristic" in row:
-                heuristics.append(f"| {name} | {row['heuristic']} | {scores(row)} |")
+                heuristics.append([name, row["heuristic"], *scores(row)])
+    about = f"{gold['name']}: {gold['pairs']} pairs, {gold['links']:,} links. Every aligner uses its default settings."
+    lines = [about, "", *markdown(["aligner", "settings", *measures], "llr", summary), "", *facts]
     tables = {
-        "word_alignment": "\n".join([*summary, "", *facts]),
-        "word_alignment_heuristics": "\n".join(heuristics),
+        "word_alignment": "\n".join(lines),
+        "word_alignment_heuristics": "\n".join(markdown(["aligner", "heuristic", *measures], "llr", heuristics)),
     }
     if section := aligners.get("embedding"):
         settings = sorted({(row["level"], row["method"]) for row in section["rows"]})
-        layers = ["| layer | " + " | ".join(f"{level}, {method}" for level, method in settings) + " |"]
-        layers.append("|--:|" + "--:|" * len(settings))
+        layers = []
         for layer in sorted({row["layer"] for row in section["rows"]}):
-            cells = []
+            cells = [layer]
             for level, method in settings:
                 key = {"layer": layer, "level": level, "method": method}
                 row = next(row for row in section["rows"] if key.items() <= row.items())
                 cell = f"{100 * row['aer']:.1f}"
                 cells.append(f"**{cell}**" if is_default(row, section) else cell)
-            layers.append(f"| {layer} | {' | '.join(cells)} |")
-        tables["word_alignment_layers"] = "\n".join(layers)
+            layers.append(cells)
+        heads = ["layer", *(f"{level}, {method}" for level, method in settings)]
+        tables["word_alignment_layers"] = "\n".join(markdown(heads, "r", layers))
     return tables
 
 
@@ -623,7 +579,7 @@ def store(options: Options) -> None:
     if options.timed:
         keep_durations([Path(file) for file in options.timed], RESULTS / "durations.json")
     if options.alignment:
-        measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}
+        measured = read_json(options.alignment) | {"cpus": os.cpu_count()}
         write_results(RESULTS / "alignment.json", measured, lambda one: {"pairs": one["pairs"]})
     if options.translation:
         keep_translation(Path(options.translation), RESULTS / "translation_overfit.json")
@@ -648,21 +604,20 @@ def stored_tables() -> dict[str, str]:
     tables = {}
     for marker, (name, formatted) in formats.items():
         if (RESULTS / f"{name}.json").exists():
-            tables[marker] = formatted(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+            tables[marker] = formatted(read_json(RESULTS / f"{name}.json"))
     if (RESULTS / "word_alignment.json").exists():
-        tables |= word_alignment_tables(json.loads((RESULTS / "word_alignment.json").read_text(encoding="utf-8")))
+        tables |= word_alignment_tables(read_json(RESULTS / "word_alignment.json"))
     return tables | benchmark_tables(BENCHMARKS)
 
 
 def fill_pages(pages: Sequence[Path]) -> None:
     """Rewrite the tables of pages from stored results. A model card has only results of its own weights."""
-    tables = stored_tables()
+    tables, suites = stored_tables(), RESULTS / "suites.json"
+    measured = read_json(suites)["hashes"]["after"] if suites.exists() else None
     for page in pages:
         hashes = measured_as(page)
-        if hashes is not None and stored_hash("suites") not in hashes:
-            fill(page, tables | {"suites": "The suites have not been measured with these weights."})
-        else:
-            fill(page, tables)
+        is_own = hashes is None or measured in hashes
+        fill(page, tables if is_own else tables | {"suites": "The suites have not been measured with these weights."})
 
 
 def measured_as(page: Path) -> list[str] | None:
@@ -671,19 +626,10 @@ def measured_as(page: Path) -> list[str] | None:
     return None if head is None else yaml.safe_load(head[1])["metaphrase"].get("measured_as", [])
 
 
-def stored_hash(name: str) -> str | None:
-    """Return the digest of the encoder that stored results belong to."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["hashes"]["after"] if path.exists() else None
-
-
+@reports_errors
 def main(argv: list[str]) -> int:
     """Store new results, then rewrite the tables of all pages."""
-    try:
-        store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
-    except (ValueError, OSError) as error:
-        print(f"update_tables: {error}", file=sys.stderr)
-        return 2
+    store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
     cards = [*CARDS.glob("*.md"), *ROOT.glob("models/*/*/README.md")]
     fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *cards])
     return 0

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from stored_results import fill, refuse_less
+from stored_results import fill, refuse_less, reports_errors
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.answer_retrieval import AnswerSet
@@ -29,7 +29,7 @@ from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.guard_data import LabelledData, load_guard_data
 from metaphrase.evaluation.similarity_structure import similarity_structure, structure_texts
 from metaphrase.io.environment import hardware, prepare_process, versions
-from metaphrase.io.files import DEMO, write_json
+from metaphrase.io.files import DEMO, read_json, write_json
 from metaphrase.merging import TaskVector
 from metaphrase.mining.search import unit_rows
 
@@ -84,7 +84,7 @@ def measure(base_name: str, tuned_name: str, guards: Sequence[str], items: int) 
         rows.append({"encoder": f"{bits} bits", "bytes": size, "scores": scores, **difference(reference, cached)})
         print(json.dumps(rows[-1]), flush=True)
     facts: dict[str, Any] = {"base": base_name, "items": items, "texts": len(reference.rows)}
-    run = json.loads((Path(tuned_name) / "run.json").read_text(encoding="utf-8"))
+    run = read_json(Path(tuned_name) / "run.json")
     facts |= {"recipe": run["recipe"]["name"], "steps": run["steps"], "alpha": run.get("merge", {}).get("alpha", 1.0)}
     facts["directions"] = 0 if vector.directions is None else len(vector.directions)
     return facts | {"rows": rows, "hardware": hardware(), "versions": versions()}
@@ -114,6 +114,7 @@ def table(content: Mapping[str, Any]) -> str:
     )
 
 
+@reports_errors
 def main(argv: Sequence[str]) -> int:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,14 +126,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--items", type=int, default=50, help="Maximum number of items of a language.")
     parser.add_argument("--keep", action="store_true", help=f"Write {KEPT.name} and the table of docs/{PAGE.name}.")
     options = parser.parse_args(argv)
-    try:
-        if options.keep:
-            refuse_less(KEPT, lambda one: {"items": one["items"]}, {"items": options.items})
-        prepare_process()
-        content = measure(options.base, options.tuned, options.guards, options.items)
-    except (ValueError, OSError) as error:
-        print(f"vector_precision: {error}", file=sys.stderr)
-        return 2
+    if options.keep:
+        refuse_less(KEPT, lambda one: {"items": one["items"]}, {"items": options.items})
+    prepare_process()
+    content = measure(options.base, options.tuned, options.guards, options.items)
     print(table(content))
     if options.keep:
         write_json(KEPT, content)

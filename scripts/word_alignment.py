@@ -11,20 +11,19 @@ separate tokens. The results replace the aligner's section of ``scripts/results/
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from stored_results import write_results
+from stored_results import reports_errors, write_results
 from transformers import HfArgumentParser
 
 from metaphrase.aligners.base import Aligner, Level, Method
@@ -39,8 +38,10 @@ from metaphrase.evaluation.measures import ErrorRate
 from metaphrase.evaluation.significance import RESAMPLES, percentile_interval
 from metaphrase.evaluation.word_alignment import GoldPair, alignment_scores, load_wpt
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.environment import hardware
+from metaphrase.io.files import read_json
 
 RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
 
@@ -49,17 +50,14 @@ RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
 class Options:
     """Options of the evaluation."""
 
-    gold: str = field(metadata={"help": "Folder with test.eng, test.hin and test.eng.hin.wa."})
-    corpus: str | None = field(
-        default=None, metadata={"help": "Training corpus of statistical aligners: a hi-en TSV."}
+    gold: str = option(help="Folder with test.eng, test.hin and test.eng.hin.wa.")
+    corpus: str | None = option(None, "Training corpus of statistical aligners: a hi-en TSV.")
+    aligners: list[str] = option(
+        ["embedding", "fast_align", "hmm"], "Aligners: embedding, span, fast_align, hmm, ibm1 … ibm4."
     )
-    aligners: list[str] = field(
-        default_factory=lambda: ["embedding", "fast_align", "hmm"],
-        metadata={"help": "Aligners: embedding, span, fast_align, hmm, ibm1 … ibm4."},
-    )
-    model: str = field(default=STARTER, metadata={"help": "Encoder of the embedding aligner."})
-    span_model: str | None = field(default=None, metadata={"help": "Question answering model of the span aligner."})
-    output: str = field(default=str(RESULTS), metadata={"help": "Results file (JSON)."})
+    model: str = option(STARTER, "Encoder of the embedding aligner.")
+    span_model: str | None = option(None, "Question answering model of the span aligner.")
+    output: str = option(str(RESULTS), "Results file (JSON).")
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -158,16 +156,13 @@ def span(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
     return {"model": Path(options.span_model).name, "default": {"force_bidirectional": False}, "rows": rows}
 
 
+@reports_errors
 def main(arguments: list[str]) -> int:
     """Parse the command line, evaluate the aligners and write the results; return the exit status."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(arguments)[0]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_flush_denormal(True)
-    try:
-        evaluate(options, command(arguments))
-    except (ValueError, OSError) as error:
-        print(f"word_alignment: {error}", file=sys.stderr)
-        return 2
+    evaluate(options, command(arguments))
     return 0
 
 
@@ -187,11 +182,7 @@ def check(options: Options) -> None:
 
 
 def evaluate(options: Options, called: str) -> None:
-    """Evaluate the aligners, and write the results of each.
-
-    Args:
-        options: The options.
-        called: The command, which is stored.
+    """Evaluate the aligners, and write the results of each with the command.
 
     Raises:
         UsageError: An option is missing, or the results file has results on other gold links.
@@ -201,7 +192,7 @@ def evaluate(options: Options, called: str) -> None:
     files = [folder / name for name in ("test.eng", "test.hin", "test.eng.hin.wa")]
     gold = [pair.swapped() for pair in load_wpt(*files)]
     path = Path(options.output)
-    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"aligners": {}}
+    content = read_json(path) if path.exists() else {"aligners": {}}
     gold_facts = {
         "name": "WPT-05 English-Hindi, test",
         "pairs": len(gold),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,6 +10,7 @@ from measuring import Figure, Skipped
 from rows import Context
 
 from metaphrase.io.environment import cores, hardware
+from metaphrase.io.files import read_json
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "scripts" / "results"
@@ -40,7 +40,7 @@ def _stored(name: str) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    content = read_json(path) if path.exists() else []
     return content if isinstance(content, list) else [content.get("run", content)]
 
 

@@ -26,13 +26,7 @@ FULL = (32.0, 32.0)
 
 @dataclass(frozen=True)
 class Encoder:
-    """The shape of an encoder.
-
-    Attributes:
-        layers: Number of layers.
-        hidden: Hidden size; the feed-forward layers are four times as wide.
-        vocabulary: Vocabulary size.
-    """
+    """The shape of an encoder, whose feed-forward layers are four times as wide as its states."""
 
     layers: int
     hidden: int
@@ -61,6 +55,8 @@ def step_flops(
 ) -> float:
     """Return the forward operations on real tokens; a training step takes three times as many.
 
+    A multiplication with an addition counts as two.
+
     Args:
         encoder: The encoder.
         recipe: ``"tr"``, ``"tr-tlm"`` (20 % of the pieces predicted) or ``"dap"``.
@@ -68,9 +64,6 @@ def step_flops(
         target: Number of target tokens.
         length: Tokens per sentence, for the quadratic cost of attention.
         scored: Positions that DAP projects onto the vocabulary; None for all target tokens.
-
-    Returns:
-        Operations, where a multiplication with an addition counts as two.
 
     >>> round(step_flops(ENCODERS["mBERT"], "tr", 32, 32) / 1e9, 1)
     11.0

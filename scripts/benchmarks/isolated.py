@@ -78,7 +78,7 @@ def time_threads(context: Context) -> dict[str, list[float]]:
     return {name: [seconds_of(work) for _ in range(context.rounds)] for name, work in works.items()}
 
 
-def threads(context: Context) -> list[Figure]:
+def threads(context: Context) -> Iterator[Figure]:
     """Encoding and training with two threads, alone and beside a busy process, by the waiting of OpenMP's threads.
 
     The time is that on the wall. Each process measures itself a few times; processes of all variants alternate.
@@ -95,16 +95,13 @@ def threads(context: Context) -> list[Figure]:
                     found = in_a_process("threads", context, environment, threads=2)
                     for work, rounds in found.items():
                         seconds.setdefault((work, beside, waiting), []).extend(rounds)
-    figures = []
     for work in ("encode", "TR step"):
         for beside in ("alone", "beside a busy process"):
             own = {waiting: seconds[work, beside, waiting] for waiting in WAITING}
             what = f"{work} with 2 threads {beside}"
-            figures.append(Figure(what, min(own["default"]), None, "s", {"default": own["default"]}, "starter"))
-            figures += [
-                ratio(f"{what}, {name} / default", own, name, "default", of="starter") for name in list(own)[1:]
-            ]
-    return figures
+            yield Figure(what, min(own["default"]), None, "s", {"default": own["default"]}, "starter")
+            for name in list(own)[1:]:
+                yield ratio(f"{what}, {name} / default", own, name, "default", of="starter")
 
 
 def time_ranking(context: Context, library: str, size: int) -> dict[str, float]:
@@ -121,9 +118,8 @@ def time_ranking(context: Context, library: str, size: int) -> dict[str, float]:
     return {"seconds": seconds[0], "peak": peak}
 
 
-def cached_ranking(context: Context) -> list[Figure]:
+def cached_ranking(context: Context) -> Iterator[Figure]:
     """First step of AlignmentTrainer in micro-batches and of SentenceTransformerTrainer with its cached ranking."""
-    figures = []
     libraries = ("metaphrase", "sentence-transformers")
     for size in (256,) if context.quick else (256, 1024):
         n = context.batch(size, size)
@@ -137,12 +133,9 @@ def cached_ranking(context: Context) -> list[Figure]:
         seconds = {name: [one["seconds"] for one in measured] for name, measured in found.items()}
         peaks = {name: min(one["peak"] for one in measured) / 1e6 for name, measured in found.items()}
         what = f"batch {n}, sentence-transformers (CachedMNRL) / metaphrase"
-        figures.append(ratio(f"time of a TR step in micro-batches, {what}", seconds, *libraries[::-1], of="starter"))
+        yield ratio(f"time of a TR step in micro-batches, {what}", seconds, *libraries[::-1], of="starter")
         for name, peak in peaks.items():
-            figures.append(
-                Figure(f"peak of a TR step in micro-batches, batch {n}, {name}", peak, None, "MB", of="starter")
-            )
-    return figures
+            yield Figure(f"peak of a TR step in micro-batches, batch {n}, {name}", peak, None, "MB", of="starter")
 
 
 ROWS = {"threads": threads, "cached-ranking": cached_ranking}

@@ -27,16 +27,10 @@ class Skipped(Exception):
 
 @dataclass
 class Figure:
-    """One number in the table.
+    """One number in the table, with the name of the shape that was measured and further settings.
 
-    Attributes:
-        what: Description.
-        value: The number.
-        target: For example ``("<=", 0.4)``; None for an informative number.
-        unit: ``"×"`` for ratios.
-        seconds: Rounds of each variant from which it is computed.
-        of: Name of the shape that was measured.
-        given: Further settings, such as the batch size and its tokens.
+    A target is for example ``("<=", 0.4)``; an informative number has none. ``seconds`` are the rounds of each variant from
+    which the number is computed.
     """
 
     what: str
@@ -55,8 +49,7 @@ class Figure:
     def verdict(self, others: float) -> str:
         """Return ``"met"``, ``"missed"``, ``"skipped: …"`` or, without a target, ``"reported"``.
 
-        Args:
-            others: Share of the machine used by other processes.
+        ``others`` is the share of the machine that other processes used.
         """
         if self.target is None:
             return "reported"
@@ -83,11 +76,7 @@ def ratio(
 
 
 class Clock:
-    """A clock: CPU seconds of this process or, on a GPU, time between CUDA events.
-
-    Args:
-        device: ``"cpu"`` or ``"cuda"``.
-    """
+    """A clock: CPU seconds of this process or, on a GPU, time between CUDA events."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -115,12 +104,7 @@ class Clock:
 
 
 def interleaved(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measure variants in turn, so that a disturbance affects all of them.
-
-    Args:
-        variants: Functions that measure themselves once.
-        rounds: Number of rounds.
-    """
+    """Measure variants, functions that measure themselves once, in turn, so that a disturbance affects all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, measure in variants.items():

@@ -41,9 +41,7 @@ def metaphrase(folder: Path, index: Any = "exact") -> Scored:
 def by_hand(folder: Path, *, exact: bool = True) -> Scored:
     """Mine with faiss as LASER's ``mine_bitexts.py`` does (``--margin ratio --retrieval max``), with vectorised margins.
 
-    Args:
-        folder: Folder of the embeddings.
-        exact: Search all rows, rather than with the index that stopes would choose.
+    All rows are searched if ``exact``, or else the index that stopes would choose.
     """
     x, y = (np.load(folder / f"{side}.npy") for side in ("source", "target"))
     found = []

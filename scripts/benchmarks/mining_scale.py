@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ from transformers import BertConfig, BertModel, HfArgumentParser, PreTrainedToke
 from metaphrase import load_encoder
 from metaphrase.evaluation.bucc import MiningSet, load_bucc_folder
 from metaphrase.exceptions import UsageError
-from metaphrase.io.files import write_json
+from metaphrase.io.configuration import option
+from metaphrase.io.files import read_json, write_json
 from metaphrase.mining.bulk import encode
 from metaphrase.mining.margins import best_threshold
 
@@ -67,22 +68,16 @@ SIMULATED, BUCC = "simulated", "BUCC 2018 sample"
 class Options:
     """Options of the measurement."""
 
-    sizes: list[int] = field(default_factory=lambda: [10_000, 100_000, 1_000_000], metadata={"help": "Lines a side."})
-    indexes: list[str] = field(default_factory=lambda: ["exact", "ivf"], metadata={"help": "Kinds of search."})
-    peers: list[str] = field(
-        default_factory=lambda: list(ENGINES), metadata={"help": f"Programs: {', '.join(ENGINES)}."}
-    )
-    data: str | None = field(
-        default=None, metadata={"help": "Folder of BUCC 2018's sample, to mine with all programs."}
-    )
-    most_hours: float = field(default=1.0, metadata={"help": "Skip rows that are estimated to take longer."})
-    tasks: int = field(default=8, metadata={"help": "Tasks of each stage."})
-    workers: int = field(default=2, metadata={"help": "Tasks at a time."})
-    results: str = field(default=str(RESULTS), metadata={"help": "Folder of the results."})
-    plots: str | None = field(
-        default=None, metadata={"help": "Folder of the plots (default: docs/scaling, or that of --results)."}
-    )
-    work: str = field(default="out/mining-scale", metadata={"help": "Folder of texts and shards, deleted at the end."})
+    sizes: list[int] = option([10_000, 100_000, 1_000_000], "Lines a side.")
+    indexes: list[str] = option(["exact", "ivf"], "Kinds of search.")
+    peers: list[str] = option(list(ENGINES), f"Programs: {', '.join(ENGINES)}.")
+    data: str | None = option(None, "Folder of BUCC 2018's sample, to mine with all programs.")
+    most_hours: float = option(1.0, "Skip rows that are estimated to take longer.")
+    tasks: int = option(8, "Tasks of each stage.")
+    workers: int = option(2, "Tasks at a time.")
+    results: str = option(str(RESULTS), "Folder of the results.")
+    plots: str | None = option(None, "Folder of the plots (default: docs/scaling, or that of --results).")
+    work: str = option("out/mining-scale", "Folder of texts and shards, deleted at the end.")
 
 
 # ---------------------------------------------------------------------------------------------------- simulation
@@ -220,12 +215,12 @@ def measure(size: int, index: str, encoder: Path, options: Options) -> dict[str,
         found = {
             (row["source"], row["target"]) for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         }
-    summary = json.loads(Path(f"{output}.json").read_text(encoding="utf-8"))
+    summary = read_json(f"{output}.json")
     recalls = [summary["settings"][key] for key in ("source_recall", "target_recall") if key in summary["settings"]]
     stages: dict[str, float] = {}
     for path in storage.glob("logs/*/stats/*.json"):
         stage = path.parents[1].name.split("-")[0]
-        steps = [step["time_stats"] for step in json.loads(path.read_text(encoding="utf-8"))]
+        steps = [step["time_stats"] for step in read_json(path)]
         total = sum(step["total"] for step in steps if step)  # 0 instead, for a task without shards
         stages[stage] = round(stages.get(stage, 0) + total, 1)
     row = {
@@ -296,11 +291,6 @@ def estimate(rows: Sequence[dict[str, Any]], size: int, workers: int) -> float:
     """Estimate the seconds of a row from the largest one of its index or program; without one, from the operations.
 
     Exact search grows with the square of the size, an approximate one with its power 1.5, everything else linearly.
-
-    Args:
-        rows: Measured rows of the same index or program.
-        size: Lines a side.
-        workers: Tasks at a time.
     """
     if not rows:
         return 30 + size / 200 + 4 * size**2 * HIDDEN / (workers * FLOPS)
@@ -413,7 +403,7 @@ class Program:
     def __init__(self, options: Options) -> None:
         self.options = options
         kept = Path(options.results) / "mining-scale.json"
-        self.content = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": [], "peers": []}
+        self.content = read_json(kept) if kept.exists() else {"rows": [], "peers": []}
         own = {"facts": facts("cpu", 1), "tasks": options.tasks, "workers": options.workers}
         if self.content["rows"] or self.content["peers"]:
             check_comparable(self.content, own, kept)
@@ -435,13 +425,7 @@ class Program:
         return todo
 
     def run(self, size: int, texts: str, load: Callable[[], Embedded]) -> None:
-        """Measure the missing rows of a size, and keep each.
-
-        Args:
-            size: Lines a side.
-            texts: What is mined.
-            load: Embeds it, for the comparison with other programs.
-        """
+        """Measure the missing rows of a size, and keep each. ``load`` embeds the texts, for the other programs."""
         todo, most = self.missing(size, texts), 3600 * self.options.most_hours
         for _, name, seconds in (row for row in todo if row[2] > most):
             print(f"{size:,} lines, {name}: skipped, about {seconds / 3600:.1f} hours (--most_hours)")

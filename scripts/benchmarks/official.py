@@ -17,25 +17,20 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 
 UNSCORED = -100
+#: Share of the pieces that translation language modelling predicts.
+MASK_RATE = 0.2
 
 
 class OfficialStep(nn.Module):
     """Translation ranking, optionally with representation translation or translation language modelling.
 
-    Args:
-        encoder: The encoder.
-        objective: ``"tr"``, ``"dap"`` or ``"tr-tlm"``.
-        rows: Size of the head's vocabulary; None for the whole vocabulary.
-        mask_rate: Share of the pieces that translation language modelling predicts.
+    The objective is ``"tr"``, ``"dap"`` or ``"tr-tlm"``. The vocabulary of the head has some ``rows``, or all of them.
     """
 
-    def __init__(
-        self, encoder: PreTrainedModel, objective: str, rows: int | None = None, mask_rate: float = 0.2
-    ) -> None:
+    def __init__(self, encoder: PreTrainedModel, objective: str, rows: int | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.objective = objective
-        self.mask_rate = mask_rate
         config = encoder.config
         settings = {**config.to_dict(), "num_hidden_layers": 2, "tie_word_embeddings": rows is None}
         settings.pop("model_type")
@@ -84,7 +79,7 @@ class OfficialStep(nn.Module):
     def _masked(self, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
         own_t = torch.arange(MAX_LENGTH, device=ids_bl.device)
         positions = (own_t + (2 if self.encoder.config.model_type == "xlm-roberta" else 0)).repeat(2)[None]
-        chosen_bl = (torch.rand(ids_bl.shape, device=ids_bl.device) < self.mask_rate) & mask_bl.bool()
+        chosen_bl = (torch.rand(ids_bl.shape, device=ids_bl.device) < MASK_RATE) & mask_bl.bool()
         inputs_bl = ids_bl.masked_fill(chosen_bl, self.encoder.config.vocab_size - 1)
         states_blh = self.encoder(inputs_bl, mask_bl, position_ids=positions).last_hidden_state
         head = getattr(self.head, "lm_head", None) or self.head.cls

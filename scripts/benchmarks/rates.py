@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -31,19 +31,7 @@ KINDS = {
     "embedding": ("embedding",),
     "dropout": ("bernoulli", "dropout"),
     "optimiser": ("adam", "foreach_norm", "foreach_mul"),
-    "copies, indices, sums": (
-        "copy_",
-        "index",
-        "gather",
-        "scatter",
-        "cat",
-        "add_",
-        "add",
-        "mul",
-        "sum",
-        "fill_",
-        "zero_",
-    ),
+    "copies, indices, sums": ("copy_", "index", "gather", "scatter", "cat", "add", "mul", "sum", "fill_", "zero_"),
 }
 OTHER = "other"
 
@@ -63,7 +51,7 @@ def layer_products(context: Context, hidden: int, tokens: int, dtype: torch.dtyp
     return lambda: context.clock.of(work)
 
 
-def shares(context: Context) -> list[Figure]:
+def shares(context: Context) -> Iterator[Figure]:
     """Operations per second of training steps and bulk encoding with the starter, by the rate of its layers' products.
 
     The operations are those of the cost model, on real tokens. The rate is measured with as many tokens, in the same run.
@@ -103,12 +91,11 @@ def shares(context: Context) -> list[Figure]:
         variants[name]()  # the first call allocates and chooses kernels
     seconds = interleaved(variants, max(context.rounds, 3))
     layers = 2 * LAYERS * 12 * shape.hidden**2
-    figures = []
     for precision, (case, count) in product(precisions, tokens.items()):
         rounds = seconds[f"products, {case}, {precision}"]
         work = "bulk encoding" if case == "encode" else "a step"
         what = f"matrix products of a layer, {count:,} tokens, {precision}, as in {work}"
-        figures.append(Figure(what, layers * count / min(rounds) / 1e9, None, "GFLOP/s", {what: rounds}, str(shape)))
+        yield Figure(what, layers * count / min(rounds) / 1e9, None, "GFLOP/s", {what: rounds}, str(shape))
     for precision, (name, count) in product(precisions, operations.items()):
         case = "encode" if name == "encode" else "step"
         rounds = {one: seconds[one] for one in (f"{name}, {precision}", f"products, {case}, {precision}")}
@@ -116,12 +103,11 @@ def shares(context: Context) -> list[Figure]:
         share = 100 * count / took / (layers * tokens[case] / products_took)
         what = f"share of this rate, {name}" + (f", {len(sentences)} sentences" if name == "encode" else "")
         target = (">=", 60.0) if precision == "bfloat16" and name != "DAP step" else None
-        figures.append(Figure(f"{what}, {precision}", share, target, "%", rounds, "starter"))
+        yield Figure(f"{what}, {precision}", share, target, "%", rounds, "starter")
     if len(precisions) > 1:
         for name in operations:
             pair = f"{name}, float32", f"{name}, bfloat16"
-            figures.append(ratio(" / ".join(pair), seconds, *pair, of="starter"))
-    return figures
+            yield ratio(" / ".join(pair), seconds, *pair, of="starter")
 
 
 def rounding(context: Context) -> list[Figure]:
@@ -162,7 +148,7 @@ def kind_of(operator: str) -> str:
     return next((kind for kind, parts in KINDS.items() if any(part in operator for part in parts)), OTHER)
 
 
-def profiled(context: Context) -> list[Figure]:
+def profiled(context: Context) -> Iterator[Figure]:
     """Shares of a TR step of the starter by kinds of operators: forward, backward, clipping and AdamW."""
     if context.device != "cpu":
         raise Skipped("only operators on a CPU are profiled")
@@ -182,7 +168,6 @@ def profiled(context: Context) -> list[Figure]:
         optimizer.step()
         optimizer.zero_grad()
 
-    figures = []
     for half in (False, True) if has_bfloat16_instructions() else (False,):
         work(half=half)
         seconds = dict.fromkeys([*KINDS, OTHER], 0.0)
@@ -196,9 +181,8 @@ def profiled(context: Context) -> list[Figure]:
         for kind, spent in ordered:
             given = {"kind": kind, "ms": round(1000 * spent / context.rounds, 1), "bf16": half}
             what = f"{kind}, {'bfloat16' if half else 'float32'}"
-            figures.append(Figure(what, 100 * spent / total, None, "%", {}, "starter", given))
+            yield Figure(what, 100 * spent / total, None, "%", {}, "starter", given)
     model.load_state_dict(kept)
-    return figures
 
 
 def profile_table(content: dict[str, Any]) -> str:

@@ -1,11 +1,11 @@
-"""The rows of the benchmark: each measures one statement and returns its figures."""
+"""The rows of the benchmark: each measures one statement and yields its figures."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import vocabulary
 from costs import ENCODERS, step_flops
+from datasets import Dataset
 from measuring import Clock, Figure, Skipped, held_activations, interleaved, peak_memory, ratio
 from official import OfficialStep
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -28,7 +29,6 @@ from settings import (
     Shape,
     Words,
     batch_of,
-    dataset_of,
     random_encoder,
     recipe,
     starter,
@@ -119,12 +119,7 @@ def step(
                 total = sum(loss(batch).values())
             total.backward()
 
-    def measure() -> float:
-        seconds = context.clock.of(work)
-        loss.zero_grad()
-        return seconds
-
-    return measure
+    return _timed(context, work, loss)
 
 
 def official_step(context: Context, official: OfficialStep, batch: Any) -> Callable[[], float]:
@@ -137,9 +132,13 @@ def official_step(context: Context, official: OfficialStep, batch: Any) -> Calla
             loss = official(*ids)
         loss.backward()
 
+    return _timed(context, work, official)
+
+
+def _timed(context: Context, work: Callable[[], None], module: torch.nn.Module) -> Callable[[], float]:
     def measure() -> float:
         seconds = context.clock.of(work)
-        official.zero_grad()
+        module.zero_grad()
         return seconds
 
     return measure
@@ -148,12 +147,11 @@ def official_step(context: Context, official: OfficialStep, batch: Any) -> Calla
 LENGTHS = {"Tatoeba-like lengths": False, "full-length batches": True}
 
 
-def dap_vs_official(context: Context) -> list[Figure]:
+def dap_vs_official(context: Context) -> Iterator[Figure]:
     """DAP step of metaphrase and of the released code, which projects 2S positions, keeps padding and unties embeddings.
 
     On a GPU with batches of 256, because the released code keeps the logits of all 64 positions: 197 GB at 1,024.
     """
-    figures = []
     targets = {"Tatoeba-like lengths": 0.40, "full-length batches": 0.75}
     for name, shape, model, words in context.encoders():
         loss, official = loss_of(model, DAP), OfficialStep(model[0].auto_model, "dap")
@@ -165,15 +163,11 @@ def dap_vs_official(context: Context) -> list[Figure]:
                 context.rounds,
             )
             target = context.target(name, "<=", targets[which])
-            figures.append(
-                ratio(f"DAP step / official-style, {which}", seconds, "ours", "official", target, str(shape))
-            )
-    return figures
+            yield ratio(f"DAP step / official-style, {which}", seconds, "ours", "official", target, str(shape))
 
 
-def dap_vs_tr(context: Context) -> list[Figure]:
+def dap_vs_tr(context: Context) -> Iterator[Figure]:
     """DAP step and TR step of metaphrase on the same batch: time and activations."""
-    figures = []
     english = recipe("dap", rtl={"vocabulary": "english"})
     for name in [*context.shapes, *(["mbert", "large"] if "base" in context.shapes else [])]:
         shape = SHAPES[name]
@@ -186,21 +180,16 @@ def dap_vs_tr(context: Context) -> list[Figure]:
         given = {"pairs": size, "tokens": [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]}
         seconds = interleaved({key: step(context, loss, batch) for key, loss in losses.items()}, context.rounds)
         bound = 1.9 if name == "mbert" else 2.5
-        figures.append(
-            ratio("DAP step / TR step", seconds, "dap", "tr", context.target(name, "<=", bound), str(shape))
-        )
+        yield ratio("DAP step / TR step", seconds, "dap", "tr", context.target(name, "<=", bound), str(shape))
         for key in ("tr", "dap"):
             with held_activations(losses[key]) as total, packed(model), context.autocast():
                 sum(losses[key](batch).values())
             what = f"activations of a {key.upper()} step with {size} pairs"
-            figures.append(
-                Figure(what, total[0] / 1e6, None, "MB", {key: seconds[key]}, str(shape), {"recipe": key, **given})
-            )
+            yield Figure(what, total[0] / 1e6, None, "MB", {key: seconds[key]}, str(shape), {"recipe": key, **given})
         if name in context.shapes:
             target = context.target(name, "<=", 1.5)
             what = f"DAP step / TR step, subset of {min(ENGLISH, shape.vocabulary):,} pieces"
-            figures.append(ratio(what, seconds, "dap, English subset", "tr", target, str(shape)))
-    return figures
+            yield ratio(what, seconds, "dap, English subset", "tr", target, str(shape))
 
 
 # ---------------------------------------------------------------------------------------------------------- whole steps
@@ -251,7 +240,7 @@ def trainer(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int,
         bf16=context.device == "cuda",
         seed=1,
     )
-    return make(model=loss.model, args=arguments, train_dataset=dataset_of(pairs), loss=loss)
+    return make(model=loss.model, args=arguments, train_dataset=Dataset.from_list(list(pairs)), loss=loss)
 
 
 def whole_step(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int) -> Callable[[], float]:
@@ -277,9 +266,8 @@ def first_step(context: Context, training: Any) -> float:
     return context.clock.between(marks.begins[0], marks.ends[0])
 
 
-def dap_vs_mnrl(context: Context) -> list[Figure]:
+def dap_vs_mnrl(context: Context) -> Iterator[Figure]:
     """Whole steps of AlignmentTrainer with DAP and of SentenceTransformerTrainer with in-batch ranking."""
-    figures = []
     for name, shape, model, words in context.encoders():
         size = context.batch(16, 256)
         pairs = words.pairs(2 * size)
@@ -289,15 +277,13 @@ def dap_vs_mnrl(context: Context) -> list[Figure]:
         )
         target = context.target(name, "<=", 1.1 if context.device == "cuda" else 1.35)
         what = f"DAP step, AlignmentTrainer / TR step, SentenceTransformerTrainer, batch {size}"
-        figures.append(ratio(what, seconds, "ours, DAP", "theirs, TR", target, str(shape)))
-    return figures
+        yield ratio(what, seconds, "ours, DAP", "theirs, TR", target, str(shape))
 
 
-def tr_vs_mnrl(context: Context) -> list[Figure]:
+def tr_vs_mnrl(context: Context) -> Iterator[Figure]:
     """Samples per second of AlignmentTrainer and SentenceTransformerTrainer, with the starter and the same pairs."""
     model, texts = context.starter()
     losses = {"ours": loss_of(model, TR), "theirs": MultipleNegativesRankingLoss(model)}
-    figures = []
     cases = [(64, False, 3, 1.3), (256, False, 2, 1.8), (64, True, 2, 0.95)]
     for n, full, steps, bound in cases[: 1 if context.quick else None]:
         size = context.batch(n, n)
@@ -306,8 +292,7 @@ def tr_vs_mnrl(context: Context) -> list[Figure]:
             {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
         )
         what = f"TR samples/s, AlignmentTrainer / SentenceTransformerTrainer, batch {size}{', full length' if full else ''}"
-        figures.append(ratio(what, seconds, "theirs", "ours", (">=", bound), "starter"))
-    return figures
+        yield ratio(what, seconds, "theirs", "ours", (">=", bound), "starter")
 
 
 def trainer_overhead(context: Context) -> list[Figure]:
@@ -344,13 +329,12 @@ def trainer_overhead(context: Context) -> list[Figure]:
     return [Figure(what, min(shares), ("<=", 5.0), "%", {"whole step": seconds}, "starter")]
 
 
-def demo_step(context: Context) -> list[Figure]:
+def demo_step(context: Context) -> Iterator[Figure]:
     """Step of the demo, packed and padded, on the same batch."""
     model, texts = context.starter()
     size = context.batch(64, 64)
     pairs = texts.pairs(size) if context.tiny else _demo_pairs(size)
     english_ids = english_piece_ids(load_corpus(DATA / "demo").dataset["target"], model.tokenizer)
-    figures = []
     for name in ("dap",) if context.quick else ("tr", "dap"):
         arguments: Mapping[str, Any] = {"rtl": {"vocabulary": "english"}} if name == "dap" else {}
         loss = AlignmentLoss(model, recipe(name, **arguments), english_ids=english_ids).to(model.device).train()
@@ -361,8 +345,7 @@ def demo_step(context: Context) -> list[Figure]:
         )
         target = (">=", 1.3) if name == "dap" else None
         what = f"{name.upper()} step of the demo, padded / packed, batch {size}"
-        figures.append(ratio(what, seconds, "padded", "packed", target, "starter"))
-    return figures
+        yield ratio(what, seconds, "padded", "packed", target, "starter")
 
 
 def _demo_pairs(n: int) -> list[Pair]:
@@ -373,12 +356,11 @@ def _demo_pairs(n: int) -> list[Pair]:
 # ------------------------------------------------------------------------------------------------------ vocabulary loss
 
 
-def vocabulary_memory(context: Context) -> list[Figure]:
+def vocabulary_memory(context: Context) -> Iterator[Figure]:
     """Peak memory and time of the vocabulary loss and of linear plus cross-entropy, each peak in its own process.
 
     On a GPU, also Liger's kernel if it is installed.
     """
-    figures = []
     n = 64 if context.tiny else 1024
     others = ["liger"] if context.device == "cuda" and find_spec("liger_kernel") else []
     for name in context.shapes if context.device == "cuda" else context.shapes[:1]:
@@ -386,10 +368,10 @@ def vocabulary_memory(context: Context) -> list[Figure]:
         size = (n, shape.vocabulary, shape.hidden, context.device)
         peaks = {kind: vocabulary.peak_in_a_process(kind, *size) / 1e6 for kind in ("ours", "plain", *others)}
         for kind, peak in peaks.items():
-            figures.append(Figure(f"peak of the vocabulary loss, N = {n}, {kind}", peak, None, "MB", of=str(shape)))
+            yield Figure(f"peak of the vocabulary loss, N = {n}, {kind}", peak, None, "MB", of=str(shape))
         what = f"peak of the vocabulary loss / plain, N = {n}"
         target = context.target(name, "<=", 0.1)
-        figures.append(Figure(what, peaks["ours"] / max(peaks["plain"], 1e-9), target, of=str(shape)))
+        yield Figure(what, peaks["ours"] / max(peaks["plain"], 1e-9), target, of=str(shape))
         case = vocabulary.case(*size)
         seconds = interleaved(
             {
@@ -400,15 +382,13 @@ def vocabulary_memory(context: Context) -> list[Figure]:
         )
         target = context.target(name, "<=", 1.25)
         what = f"time of the vocabulary loss / plain, N = {n}"
-        figures.append(ratio(what, seconds, "ours", "plain", target, str(shape)))
+        yield ratio(what, seconds, "ours", "plain", target, str(shape))
         for kind in others:
-            figures.append(ratio(f"{what}, {kind}", seconds, kind, "plain", of=str(shape)))
-    return figures
+            yield ratio(f"{what}, {kind}", seconds, kind, "plain", of=str(shape))
 
 
-def denormals(context: Context) -> list[Figure]:
+def denormals(context: Context) -> Iterator[Figure]:
     """Backward pass of the vocabulary loss with peaked and with flat logits."""
-    figures = []
     n = 64 if context.tiny else 256
     for name in context.shapes:
         shape = SHAPES[name]
@@ -422,13 +402,11 @@ def denormals(context: Context) -> list[Figure]:
         seconds = interleaved({"peaked": lambda: backward(60.0), "flat": lambda: backward(1.0)}, context.rounds)
         target = context.target(name, "<=", 1.5)
         what = f"backward of the vocabulary loss, peaked / flat logits, N = {n}"
-        figures.append(ratio(what, seconds, "peaked", "flat", target, str(shape)))
-    return figures
+        yield ratio(what, seconds, "peaked", "flat", target, str(shape))
 
 
-def projected_rows(context: Context) -> list[Figure]:
+def projected_rows(context: Context) -> Iterator[Figure]:
     """Number of positions projected onto the vocabulary and number of positions scored."""
-    figures = []
     for _, shape, model, words in list(context.encoders())[-1:]:
         for name in ("dap", "tr-tlm"):
             loss = loss_of(model, recipe(name))
@@ -446,16 +424,14 @@ def projected_rows(context: Context) -> list[Figure]:
             else:
                 scored = sum(int((view["labels"] != UNSCORED).sum()) for view in batch.values() if "labels" in view)
             what = f"projected rows − scored targets ({scored}), {name}"
-            figures.append(Figure(what, sum(counted) - scored, ("==", 0), "rows", of=str(shape)))
-    return figures
+            yield Figure(what, sum(counted) - scored, ("==", 0), "rows", of=str(shape))
 
 
 # --------------------------------------------------------------------------------------------------------- big batches
 
 
-def gradcache(context: Context) -> list[Figure]:
+def gradcache(context: Context) -> Iterator[Figure]:
     """Joint step in three micro-batches and with the whole batch: time and peak activations."""
-    figures = []
     for name, shape, model, words in context.encoders():
         size = context.batch(16, 1024)
         loss, ranking = loss_of(model, DAP), loss_of(model, TR)
@@ -470,7 +446,7 @@ def gradcache(context: Context) -> list[Figure]:
         seconds = interleaved(variants, context.rounds)
         target = context.target(name, "<=", 1.25)
         what = f"joint step in micro-batches of {third} of {2 * size} rows / whole batch"
-        figures.append(ratio(what, seconds, "micro-batches", "plain", target, str(shape)))
+        yield ratio(what, seconds, "micro-batches", "plain", target, str(shape))
 
         def held(loss: AlignmentLoss, rows: int | None, batch: Any = batch) -> int:
             loss.micro_batch_size = rows
@@ -483,13 +459,11 @@ def gradcache(context: Context) -> list[Figure]:
         largest = max(float(part.sum()) for part in tokens_b.split(third)) / float(tokens_b.sum())
         share = (held(loss, third) + held(ranking, None) * largest) / held(loss, None)
         target = context.target(name, "<=", 0.5)
-        figures.append(Figure("activations in micro-batches / whole batch", share, target, of=str(shape)))
-    return figures
+        yield Figure("activations in micro-batches / whole batch", share, target, of=str(shape))
 
 
-def adamw(context: Context) -> list[Figure]:
+def adamw(context: Context) -> Iterator[Figure]:
     """Fused AdamW and torch's default (foreach) on the word embeddings."""
-    figures = []
     for name in context.shapes[:1]:
         shape = SHAPES[name]
         table = torch.nn.Parameter(torch.zeros(shape.vocabulary, shape.hidden, device=context.device))
@@ -502,13 +476,10 @@ def adamw(context: Context) -> list[Figure]:
         seconds = interleaved(variants, context.rounds + 1)
         seconds = {kind: rounds[1:] for kind, rounds in seconds.items()}  # the first round creates the moments
         target = context.target(name, "<=", 1 / 3)
-        figures.append(
-            ratio("fused / foreach AdamW on the word embeddings", seconds, "fused", "foreach", target, str(shape))
-        )
-    return figures
+        yield ratio("fused / foreach AdamW on the word embeddings", seconds, "fused", "foreach", target, str(shape))
 
 
-def compiled(context: Context) -> list[Figure]:
+def compiled(context: Context) -> Iterator[Figure]:
     """TR step of the starter: padded and compiled, packed, and padded."""
     if context.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         raise Skipped("torch.compile needs a C compiler")
@@ -517,7 +488,6 @@ def compiled(context: Context) -> list[Figure]:
     encoder = model[0].auto_model
     eager = encoder.forward
     fast = torch.compile(eager, dynamic=True, backend="eager" if context.tiny else "inductor")
-    figures = []
     for which, full in list(LENGTHS.items())[: None if context.device == "cuda" else 1]:
         batch = batch_of(loss, texts.pairs(size, full=full), context.device)
 
@@ -534,8 +504,7 @@ def compiled(context: Context) -> list[Figure]:
             variants["compiled"]()  # the first call compiles
         seconds = interleaved(variants, context.rounds)
         for kind in ("compiled", "packed"):
-            figures.append(ratio(f"TR step, {kind} / padded, {which}", seconds, kind, "padded", of="starter"))
-    return figures
+            yield ratio(f"TR step, {kind} / padded, {which}", seconds, kind, "padded", of="starter")
 
 
 # ------------------------------------------------------------------------------------------------------------- encoding
@@ -568,21 +537,16 @@ def encode_vs_st(context: Context) -> list[Figure]:
     positions = sum(len(batch) * max(batch) for batch in batches)
     model.max_seq_length = limit
     return [
-        ratio(
-            f"encode / SentenceTransformer.encode, batch 32, {n} texts",
-            seconds,
-            "theirs, 32",
-            "ours",
-            (">=", 1.2),
-            "starter",
-        ),
-        ratio(
-            f"encode / SentenceTransformer.encode, batch 128, {n} texts",
-            seconds,
-            "theirs, 128",
-            "ours",
-            (">=", 1.8),
-            "starter",
+        *(
+            ratio(
+                f"encode / SentenceTransformer.encode, batch {size}, {n} texts",
+                seconds,
+                f"theirs, {size}",
+                "ours",
+                (">=", bound),
+                "starter",
+            )
+            for size, bound in ((32, 1.2), (128, 1.8))
         ),
         Figure(
             "sentence-transformers' positions with padding / tokens, batch 128", positions / sum(lengths), of="starter"
@@ -602,7 +566,7 @@ def _floating_point_operations() -> Iterator[list[float]]:
     total[0] = float(counter.get_total_flops())
 
 
-def flops(context: Context) -> list[Figure]:
+def flops(context: Context) -> Iterator[Figure]:
     """Forward operations and step time per pair, counted as published (DAP's Table 6) and in metaphrase."""
     name = "tiny" if context.tiny else "mbert"
     shape = SHAPES[name]
@@ -620,42 +584,40 @@ def flops(context: Context) -> list[Figure]:
         "DAP": OfficialStep(encoder, "dap"),
         "DAP, 37k": OfficialStep(encoder, "dap", rows=min(ENGLISH, shape.vocabulary)),
     }
-    figures, variants = [], {}
+    variants = {}
     for which, full in LENGTHS.items():
         for key, loss in ours.items():
             batch = batch_of(loss, words.pairs(size, full=full), context.device)
             with packed(model), _floating_point_operations() as total:
                 sum(loss(batch).values())
-            figures.append(Figure(f"{key}, ours, {which}", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape)))
+            yield Figure(f"{key}, ours, {which}", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape))
             variants[f"{key}, ours" + ("" if full else ", Tatoeba-like")] = step(context, loss, batch)
             if full:
                 ids = [batch[side]["input_ids"] for side in ("source", "target")]
                 official = published[key].to(context.device)
                 with _floating_point_operations() as total:
                     official(*ids)
-                figures.append(Figure(f"{key}, published", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape)))
+                yield Figure(f"{key}, published", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape))
                 variants[f"{key}, published"] = official_step(context, official, batch)
     if context.quick:
-        return figures
+        return
     seconds = interleaved(variants, context.rounds)
     for key, rounds in seconds.items():
         value = 1000 * min(rounds) / size
         what = f"{key}, step" + ("" if key.endswith("like") else " at full length")
-        figures.append(Figure(what, value, None, "ms/pair", {key: rounds}, str(shape)))
+        yield Figure(what, value, None, "ms/pair", {key: rounds}, str(shape))
     for counting in ("published", "ours"):
         for key in ("TR + TLM", "DAP", "DAP, 37k"):
             what = f"{key} / TR, {counting}, full length"
-            figures.append(ratio(what, seconds, f"{key}, {counting}", f"TR, {counting}", of=str(shape)))
-    return figures
+            yield ratio(what, seconds, f"{key}, {counting}", f"TR, {counting}", of=str(shape))
 
 
-def gpu_step(context: Context) -> list[Figure]:
+def gpu_step(context: Context) -> Iterator[Figure]:
     """On a GPU: DAP step with 1,024 pairs in bf16, its peak memory and model FLOPs utilisation."""
     if context.device != "cuda" and not context.tiny:
         raise Skipped("it needs a GPU")
-    figures = []
     rate = _matmul_rate(context)
-    figures.append(Figure("matrix product", rate / 1e12, None, "TFLOP/s"))
+    yield Figure("matrix product", rate / 1e12, None, "TFLOP/s")
     name = "tiny" if context.tiny else "base"
     shape, size = SHAPES[name], context.batch(16, 1024)
     model, words = random_encoder(shape, context.device), Words(shape.vocabulary)
@@ -666,18 +628,17 @@ def gpu_step(context: Context) -> list[Figure]:
         measure()
         seconds = {"ours": [measure() for _ in range(context.rounds)]}
         target = ("<=", float(bound)) if context.device == "cuda" else None
-        figures.append(
-            Figure(f"DAP step, {size} pairs, {which}", 1000 * min(seconds["ours"]), target, "ms", seconds, str(shape))
+        yield Figure(
+            f"DAP step, {size} pairs, {which}", 1000 * min(seconds["ours"]), target, "ms", seconds, str(shape)
         )
         real = [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]
         scored = real[1] - size  # all pieces of the target except CLS
         operations = 3 * step_flops(ENCODERS["XLM-R base"], "dap", *real, scored=scored)
         used = 100 * operations / min(seconds["ours"]) / rate
         target = (">=", 40.0) if context.device == "cuda" else None
-        figures.append(Figure(f"utilisation on real tokens, {which}", used, target, "%", seconds, str(shape)))
+        yield Figure(f"utilisation on real tokens, {which}", used, target, "%", seconds, str(shape))
         peak = peak_memory(measure, context.device) / 1e9
-        figures.append(Figure(f"peak beyond weights, {which}", peak, None, "GB", of=str(shape)))
-    return figures
+        yield Figure(f"peak beyond weights, {which}", peak, None, "GB", of=str(shape))
 
 
 def _matmul_rate(context: Context) -> float:
@@ -689,7 +650,7 @@ def _matmul_rate(context: Context) -> float:
 
 
 #: Rows by name, in the order in which they are measured.
-ROWS: dict[str, Callable[[Context], list[Figure]]] = {
+ROWS: dict[str, Callable[[Context], Iterable[Figure]]] = {
     "projected-rows": projected_rows,
     "demo-step": demo_step,
     "encode-vs-st": encode_vs_st,

@@ -22,7 +22,7 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -36,10 +36,13 @@ import rates
 import rows
 import torch
 from costs import main as write_costs
-from measuring import Figure, OthersShare, Skipped, facts
+from measuring import OthersShare, Skipped, facts
 from rows import Context
 from settings import SHAPES
 from transformers import HfArgumentParser
+
+from metaphrase.io.configuration import option
+from metaphrase.io.files import read_json
 
 RESULTS = Path(__file__).parent / "results"
 #: Folder of results with other settings than those stored.
@@ -58,32 +61,24 @@ MINUTES = 2.0
 class Options:
     """Options of the benchmark."""
 
-    rows: str = field(default="all", metadata={"help": f"Rows, separated by commas: {', '.join(ROWS)}."})
-    quick: bool = field(
-        default=False,
-        metadata={"help": "Measure the starter's shape only, in two rounds, and skip the slowest rows."},
+    rows: str = option("all", f"Rows, separated by commas: {', '.join(ROWS)}.")
+    quick: bool = option(False, "Measure the starter's shape only, in two rounds, and skip the slowest rows.")
+    device: str = option("cpu", "cpu or cuda.")
+    threads: int = option(1, "Number of threads.")
+    rounds: int = option(2, "Rounds of each measurement; the minimum counts.")
+    texts: str | None = option(
+        None, "Folder of test sets, such as Tatoeba's xx-en.tsv.gz, for the starter. Default: the demo's pairs."
     )
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    threads: int = field(default=1, metadata={"help": "Number of threads."})
-    rounds: int = field(default=2, metadata={"help": "Rounds of each measurement; the minimum counts."})
-    texts: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of test sets, such as Tatoeba's xx-en.tsv.gz, for the starter. Default: the demo's pairs."
-        },
-    )
-    again: bool = field(default=False, metadata={"help": "Measure rows again even if recent results exist."})
-    max_age: float = field(default=24.0, metadata={"help": "Age in hours up to which a result is reused."})
-    results: str | None = field(default=None, metadata={"help": "Results folder (default: one for each device)."})
-    shape: str | None = field(
-        default=None, metadata={"help": "Measure one shape instead of all: " + ", ".join(SHAPES)}
-    )
+    again: bool = option(False, "Measure rows again even if recent results exist.")
+    max_age: float = option(24.0, "Age in hours up to which a result is reused.")
+    results: str | None = option(None, "Results folder (default: one for each device).")
+    shape: str | None = option(None, "Measure one shape instead of all: " + ", ".join(SHAPES))
 
 
 def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
     """Measure a row."""
     others, start = OthersShare(), time.perf_counter()
-    figures = ROWS[name](context)
+    figures = list(ROWS[name](context))
     share = others()
     content = {
         "row": name,
@@ -92,32 +87,17 @@ def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
         "others": round(share, 3),
         "minutes": round((time.perf_counter() - start) / 60, 2),
         "finished": time.time(),
-        "figures": [describe(figure, share) for figure in figures],
+        "figures": [asdict(one) | {"verdict": one.verdict(share), "spread": round(one.spread, 3)} for one in figures],
     }
     gc.collect()
     return content
-
-
-def describe(figure: Figure, others: float) -> dict[str, Any]:
-    """Convert a figure to plain data."""
-    return {
-        "what": figure.what,
-        "of": figure.of,
-        "value": figure.value,
-        "unit": figure.unit,
-        "target": figure.target,
-        "verdict": figure.verdict(others),
-        "spread": round(figure.spread, 3),
-        "seconds": figure.seconds,
-        "given": figure.given,
-    }
 
 
 def is_done(path: Path, options: Options) -> bool:
     """Return whether a row has a recent, conclusive result on this machine."""
     if options.again or not path.exists():
         return False
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     here = facts(options.device, options.threads)
     return (
         time.time() - content["finished"] < 3600 * options.max_age
@@ -138,12 +118,12 @@ def results_folder(kind: str, options: Options) -> Path:
 def expected_minutes(name: str, folder: Path) -> float:
     """Return the minutes that a row took last time, in this folder or in the stored results."""
     paths = [path for path in (folder / f"{name}.json", RESULTS / "cpu" / f"{name}.json") if path.exists()]
-    return json.loads(paths[0].read_text(encoding="utf-8"))["minutes"] if paths else MINUTES
+    return read_json(paths[0])["minutes"] if paths else MINUTES
 
 
 def table(folder: Path) -> str:
     """Format all rows of a folder as Markdown, except those with tables of their own."""
-    contents = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    contents = [read_json(path) for path in folder.glob("*.json")]
     minutes = sum(content["minutes"] for content in contents if content["row"] not in NAMED)
     contents = sorted((c for c in contents if c["row"] not in TABLES), key=lambda c: list(ROWS).index(c["row"]))
     lines = ["| what | shape | measured | target | |", "|---|---|--:|--:|---|"]
@@ -206,11 +186,7 @@ def measure_missing(names: list[str], context: Context, options: Options, folder
         except Skipped as reason:
             print(f"{name}: skipped, {reason}")
             continue
-        except (
-            RuntimeError,
-            MemoryError,
-            CalledProcessError,
-        ):  # a row that does not fit on this machine does not stop the others
+        except (RuntimeError, MemoryError, CalledProcessError):  # as when a row does not fit on this machine
             traceback.print_exc()
             failed.append(name)
             continue
@@ -244,7 +220,7 @@ def main(argv: list[str]) -> int:
     (folder / "table.md").write_text(table(folder), encoding="utf-8")
     for name, formatted in (("flops", flops_table), ("profile", rates.profile_table)):
         if (folder / f"{name}.json").exists():
-            content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            content = read_json(folder / f"{name}.json")
             where = "" if name == "flops" else f"{_where(content['facts'])}\n\n"
             (folder / f"{name}.md").write_text(where + formatted(content), encoding="utf-8")
     if folder == RESULTS / kind:

@@ -6,12 +6,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -45,14 +43,7 @@ Pair = dict[str, str]
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of an encoder.
-
-    Attributes:
-        model_type: Architecture in transformers.
-        layers: Number of layers.
-        hidden: Hidden size.
-        vocabulary: Vocabulary size.
-    """
+    """The architecture and the shape of an encoder."""
 
     model_type: str
     layers: int
@@ -109,11 +100,7 @@ def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        **SPECIAL_TOKENS,
-        model_max_length=MAX_LENGTH,
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS, model_max_length=MAX_LENGTH)
 
 
 def lengths(n: int, seed: int, *, full: bool = False) -> np.ndarray:
@@ -122,20 +109,13 @@ def lengths(n: int, seed: int, *, full: bool = False) -> np.ndarray:
         return np.full((n, 2), MAX_LENGTH)
     drawn = np.array([[int(x) for x in pair.split(",")] for pair in TATOEBA.split()])
     drawn = drawn[np.argsort(drawn.sum(axis=1), kind="stable")]
-    spread = ((np.arange(n) + 0.5) * len(drawn) / n).astype(
-        int
-    )  # quantiles, so that a few pairs have the same mean lengths
+    # Quantiles, so that a few pairs have the same mean lengths.
+    spread = ((np.arange(n) + 0.5) * len(drawn) / n).astype(int)
     return drawn[np.random.default_rng(seed).permutation(spread)]
 
 
 class Words:
-    """Pairs of random words with a skewed frequency distribution, for encoders of `random_encoder`.
-
-    Args:
-        vocabulary: Vocabulary size of the encoder.
-    """
-
-    source = "random words in the lengths of Tatoeba v1 (36 languages, XLM-R's pieces)"
+    """Pairs of random words with a skewed frequency distribution, for encoders of `random_encoder`."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -152,20 +132,13 @@ class Words:
 
 
 class RealTexts:
-    """Real pairs for the starter encoder.
-
-    Args:
-        tokenizer: Tokenizer of the encoder.
-        folder: Folder with files such as ``sw-en.tsv.gz``. None uses bundled pairs with lengths close to Tatoeba's.
-    """
+    """Real pairs of a folder for the starter; without a folder, bundled pairs with lengths close to Tatoeba's."""
 
     def __init__(self, tokenizer: Any, folder: str | None) -> None:
         if folder:
-            self.source = f"the pairs of {len(list(Path(folder).glob('*-en.tsv*')))} languages in {Path(folder).name}"
             sets = load_parallel_folder(folder).values()
             rows = [(s, t) for one in sets for s, t in zip(one.sources, one.targets, strict=True)]
         else:
-            self.source = "the demo's pairs, chosen by the lengths of Tatoeba v1"
             dataset = load_corpus(DATA / "demo").dataset
             rows = list(zip(dataset["source"], dataset["target"], strict=True))
         self.rows = [{"source": s, "target": t} for s, t in rows]
@@ -210,11 +183,6 @@ def batch_of(loss: AlignmentLoss, pairs: Sequence[Pair], device: str) -> Any:
     """Return the views of pairs."""
     views = ParallelCollator(loss.model.tokenizer, loss.views)(list(pairs))
     return {name: {key: value.to(device) for key, value in view.items()} for name, view in views.items()}
-
-
-def dataset_of(pairs: Sequence[Pair]) -> Dataset:
-    """Return pairs as a data set."""
-    return Dataset.from_list(list(pairs))
 
 
 def subset_ids(vocabulary: int, size: int) -> torch.Tensor:

@@ -19,14 +19,9 @@ from metaphrase.modeling.functional import accumulated_in_place, liger_kernel, v
 
 
 def case(n: int, rows: int, hidden: int, device: str, scale: float = 1.0) -> tuple[Any, Any, Any]:
-    """Return states, embeddings and labels. The embeddings have a gradient, as tied embeddings do.
+    """Return ``n`` states, embeddings and labels. The embeddings have a gradient, as tied embeddings do.
 
-    Args:
-        n: Positions.
-        rows: Size of the vocabulary.
-        hidden: Width.
-        device: Device of the tensors.
-        scale: Scale of the states: 1 gives flat logits, 60 gives peaked logits.
+    The scale 1 of the states gives flat logits, 60 gives peaked logits.
     """
     generator = torch.Generator().manual_seed(0)
     table = (0.02 * torch.randn(rows, hidden, generator=generator)).to(device).requires_grad_()

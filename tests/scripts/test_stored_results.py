@@ -208,9 +208,9 @@ def test_aligners_of_other_gold_links_are_not_mixed(load_script, tmp_path, capsy
 
 def test_a_page_shows_results_of_the_repository_only(load_script, tmp_path):
     program = load_script("evidence")
-    assert program.page_of(program.parsed([])) == program.PAGE
-    assert program.page_of(program.parsed(["--results", str(tmp_path)])) is None
-    assert program.page_of(program.parsed(["--results", str(tmp_path), "--page", "a.md"])) == Path("a.md")
+    assert program.parsed([]).page == program.ROOT / "docs" / "evidence.md"
+    assert program.parsed(["--results", str(tmp_path)]).page is None
+    assert program.parsed(["--results", str(tmp_path), "--page", "a.md"]).page == Path("a.md")
 
 
 def test_a_run_of_some_tests_does_not_shorten_the_table_of_faults(load_script, tmp_path, capsys):

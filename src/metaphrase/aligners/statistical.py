@@ -18,6 +18,7 @@ from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageErro
 from metaphrase.io.arguments import Range, checked
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.environment import install_command
+from metaphrase.io.files import read_json
 from metaphrase.io.outputs import claim_folder
 from metaphrase.io.progress import progress_bars
 
@@ -248,7 +249,7 @@ def _read_facts(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise ModelFileError(f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first.")
     try:
-        facts = dict(json.loads(path.read_text(encoding="utf-8")))
+        facts = dict(read_json(path))
         if wrong := [name for name, kind in _FACTS.items() if not isinstance(facts[name], kind)]:
             raise TypeError(f"{wrong[0]} is {facts[wrong[0]]!r}")
         StatisticalAligner(**facts["settings"])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metaphrase.corpus.codes import bare_language
-from metaphrase.corpus.files import CorpusLike, find_files, unknown_language
+from metaphrase.corpus.files import CorpusLike, find_files, source_language
 from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
@@ -107,10 +107,9 @@ def read_corpus(
     rows: list[dict[str, str]] = []
     for file in find_files(corpus, languages=languages, **options):
         for _, source, target, known in read_pairs(file, report=report):
-            if "source_lang" not in known:
-                raise unknown_language(file)
-            if not wanted or known["source_lang"] in wanted:
-                rows.append({"source": source, "target": target, "source_lang": known["source_lang"]})
+            language = source_language(known, file)
+            if not wanted or language in wanted:
+                rows.append({"source": source, "target": target, "source_lang": language})
     sets = by_language(rows)
     if missing := sorted(wanted - sets.keys()) or (not sets and ["any language"]):
         available = ", ".join(sorted(report.languages or {code for _, code in report.counts})) or "none"

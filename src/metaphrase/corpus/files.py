@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -213,9 +213,11 @@ def describe_file(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
     return facts | ({"revision": file.revision} if file.revision else {})
 
 
-def unknown_language(file: BitextFile) -> CorpusError:
-    """The error for a file without a language."""
-    return CorpusError(
+def source_language(known: Mapping[str, str], file: BitextFile) -> str:
+    """The language of the source of a pair, of which some columns are known."""
+    if "source_lang" in known:
+        return known["source_lang"]
+    raise CorpusError(
         f"Cannot infer the language of {file.name}. Name it like 'sw-{file.into}.tsv', add a column 'source_lang', "
         "or pass the language: languages=['sw'] (--languages sw)."
     )

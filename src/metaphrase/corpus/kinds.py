@@ -34,10 +34,7 @@ _SIGNATURES = {
     rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an Office document, such as .doc or .xls", _EXPORT),
     rb"SQLite format 3\0": ("an SQLite database", _EXPORT),
     rb"ARROW1\0\0": ("an Arrow file", "Write its table as .parquet."),
-    rb"\s*<(?i:!doctype\s+html|html[\s>])": (
-        "a web page, perhaps of a failed download",
-        "Download the file again.",
-    ),
+    rb"\s*<(?i:!doctype\s+html|html[\s>])": ("a web page, perhaps of a failed download", "Download the file again."),
     rb"version https://git-lfs\.github\.com/": ("a Git LFS pointer without its content", "Run git lfs pull."),
     rb"\0+$": ("filled with NUL bytes", "It is damaged: copy or download it again."),
     rb"\xff\xfe\0\0|\0\0\xfe\xff|([^\0].\0\0){4}|(\0\0.[^\0]){4}": ("text in UTF-32", _UTF_8),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import logging
 import math
 import random
@@ -30,8 +29,8 @@ from metaphrase.corpus.files import (
     file_names,
     find_files,
     json_keys,
+    source_language,
     states_languages,
-    unknown_language,
 )
 from metaphrase.corpus.hub import count_rows, pin_revision
 from metaphrase.corpus.kinds import XML
@@ -44,7 +43,7 @@ from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION, count
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.arguments import Count, LanguageTemperature, Positive, Seed, Share, checked
 from metaphrase.io.digests import PinnedFile
-from metaphrase.io.files import replacing, write_json
+from metaphrase.io.files import read_json, replacing, write_json
 from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import DAMAGED
 
@@ -197,7 +196,7 @@ def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) ->
     key = _cache_key(files, selection)
     for about in sorted(folder.glob(f"pairs-{key}-*.json")):
         with suppress(OSError, *DAMAGED):
-            known = json.loads(about.read_text(encoding="utf-8"))
+            known = read_json(about)
             arrow = about.with_suffix(".arrow")
             if known["bytes"] == arrow.stat().st_size:
                 for pin in known["pins"]:
@@ -323,9 +322,7 @@ def stream_files(
         is_whole = in_order and file.format != "hub" and states_languages(file)  # any row may be in another language
         languages = dict[str, None]()
         for _, _, _, known in islice(pairs, None if is_whole else _PEEKED):
-            if "source_lang" not in known:
-                raise unknown_language(file)
-            languages[known["source_lang"]] = None
+            languages[source_language(known, file)] = None
             optional.update(known)
         if not languages:
             raise CorpusError(f"{file.name} has no pairs.")

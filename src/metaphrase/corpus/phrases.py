@@ -87,7 +87,11 @@ class PhraseTable:
     @classmethod
     def of_corpus(cls, rows: Iterable[Mapping[str, Any]], *, max_length: int = 7) -> PhraseTable:
         """Count the phrase pairs of a corpus with the column ``alignment``; rows without links are skipped."""
-        return cls.of(map(_linked, rows), max_length=max_length)
+        linked = (
+            (Words.of_side(row, "source"), Words.of_side(row, "target"), parse_links(row["alignment"] or ""))
+            for row in rows
+        )
+        return cls.of(linked, max_length=max_length)
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -162,7 +166,3 @@ def _product(facts: tuple[int, float, float]) -> float:
 
 def _key_of_words(source_words: Sequence[str], target_words: Sequence[str]) -> str:
     return _key(" ".join(source_words).lower(), " ".join(target_words).lower())
-
-
-def _linked(row: Mapping[str, Any]) -> tuple[Words, Words, list[Link]]:
-    return Words.of_side(row, "source"), Words.of_side(row, "target"), parse_links(row["alignment"] or "")

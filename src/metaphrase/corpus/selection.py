@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from metaphrase.corpus.cleaning import Cleaning, tidy_row
-from metaphrase.corpus.files import BitextFile, states_languages, unknown_language
+from metaphrase.corpus.files import BitextFile, source_language, states_languages
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport, Counts
 from metaphrase.corpus.rows import OPTIONAL, Row
@@ -47,7 +47,7 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=report)
         with unchanged(file.pins):  # also if reading stops at the limit
             for line, source, target, known in pairs:
-                language = _language_of(known, file)
+                language = source_language(known, file)
                 counts = report.of(file.name, language)
                 row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
                 row, reason = _clean(row, selection)
@@ -83,12 +83,6 @@ class _Limit:
         if self._languages and all(map(self.is_reached, self._languages)):
             return True
         return self.is_reached(file.language) and not self._has_others(file)
-
-
-def _language_of(known: Mapping[str, str], file: BitextFile) -> str:
-    if "source_lang" not in known:
-        raise unknown_language(file)
-    return known["source_lang"]
 
 
 def _clean(row: Row, selection: Selection) -> tuple[Row, str | None]:

@@ -81,9 +81,4 @@ def language_identification(sentences: Mapping[str, NDArray[Any]]) -> dict[str, 
     language_n, fold_n = np.repeat(np.arange(len(sentences)), n), np.tile(np.arange(n) % 2, len(sentences))
     probe, folds = LogisticRegression(max_iter=1_000), PredefinedSplit(fold_n)
     accuracy = float(np.mean(cross_val_predict(probe, x_nh, language_n, cv=folds) == language_n))
-    return {
-        "accuracy": 100 * accuracy,
-        "chance": 100 / len(sentences),
-        "languages": len(sentences),
-        "sentences": n,
-    }
+    return {"accuracy": 100 * accuracy, "chance": 100 / len(sentences), "languages": len(sentences), "sentences": n}

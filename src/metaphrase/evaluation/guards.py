@@ -97,7 +97,7 @@ class AlphaCurve:
             why = "which loses least of those whose guards hold" if self.alpha else "the encoder before training"
             return f"{self.without_gain()} The release has alpha {self.alpha:g}, {why}."
         chance = "" if self.chosen["gain"]["verdict"] == "better" else " This gain may be due to chance."
-        return f"Alpha {self.alpha:g} was chosen: {self._changes(self.chosen)}.{chance}"
+        return f"Alpha {self.alpha:g} was chosen: {changes_in_words(self.gain, self.chosen)}.{chance}"
 
     def without_gain(self) -> str:
         """Why nothing can be gained without a loss, with gain and cost of each weight, in words."""
@@ -108,11 +108,10 @@ class AlphaCurve:
             point = broken[0]
             lost = ", ".join(name for name, row in point["guards"].items() if not row["holds"])
             reason = f"at alpha {point['alpha']:g}, this guard does not hold: {lost}"
-        frontier = "; ".join(f"alpha {point['alpha']:g}: {self._changes(point)}" for point in self.points)
+        frontier = "; ".join(
+            f"alpha {point['alpha']:g}: {changes_in_words(self.gain, point)}" for point in self.points
+        )
         return f"Nothing can be gained without a loss: {reason}. Gain and cost: {frontier}."
-
-    def _changes(self, point: Mapping[str, Any]) -> str:
-        return changes_in_words(self.gain, point)
 
 
 def changes_in_words(gain: str, point: Mapping[str, Any]) -> str:

@@ -47,6 +47,11 @@ def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def read_json(path: str | Path) -> Any:
+    """Read JSON."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
 def write_json(path: str | Path, content: Any) -> Path:
     """Write JSON atomically."""
     return replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")

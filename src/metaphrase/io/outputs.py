@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from metaphrase.exceptions import UsageError
+from metaphrase.io.files import read_json
 from metaphrase.io.locks import LOCK, exclusive, make_folder, not_writable
 
 #: File that marks an output folder. Uploads to the Hub ignore names that begin with an underscore.
@@ -95,7 +95,7 @@ def _is_ours(folder: Path) -> bool:
     if any(next(folder.glob(sign), None) for sign in _SIGNS):
         return True
     try:
-        reference = json.loads((folder / "reference.json").read_text(encoding="utf-8"))
+        reference = read_json(folder / "reference.json")
         return {"texts", "tolerance", "embeddings"} <= set(reference)
     except (OSError, ValueError, TypeError):
         return False

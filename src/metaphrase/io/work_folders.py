@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from metaphrase.exceptions import DataError, DataMismatchError, MetaphraseError
 from metaphrase.io.digests import json_digest
-from metaphrase.io.files import replacing, write_json
+from metaphrase.io.files import read_json, replacing, write_json
 from metaphrase.io.locks import LOCK, exclusive
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def read_part(path: Path) -> dict[str, Any] | None:
 
 
 def _verified(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_json(path)
     if content.pop(_DIGEST) != json_digest(content):
         raise DataError("its content does not match its digest")
     return content
@@ -145,7 +145,7 @@ def _verified(path: Path) -> dict[str, Any]:
 def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of unfinished work."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(read_json(path))
     except DAMAGED as error:
         raise DataError(
             f"{path} is damaged ({error}), so it is unknown which command the work belongs to. Delete {path.parent} to start "

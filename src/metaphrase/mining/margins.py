@@ -40,10 +40,6 @@ class Pairs(NamedTuple):
         """Return some of the pairs, by numbers, a mask or a slice."""
         return Pairs(self.score_c[chosen_c], self.source_c[chosen_c], self.target_c[chosen_c])
 
-    def best_first(self) -> Pairs:
-        """Sort by descending score; the sort is stable."""
-        return self.take(np.argsort(-self.score_c, kind="stable"))
-
 
 @checked
 def margin_score(
@@ -133,7 +129,8 @@ def select_pairs(
             np.concatenate([target_n, targets_m]),
         )
     found_c = np.isfinite(pairs.score_c)
-    pairs = (pairs if found_c.all() else pairs.take(found_c)).best_first()
+    pairs = pairs if found_c.all() else pairs.take(found_c)
+    pairs = pairs.take(np.argsort(-pairs.score_c, kind="stable"))
     return one_to_one(pairs) if retrieval == "max" else pairs
 
 

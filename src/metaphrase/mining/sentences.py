@@ -13,6 +13,7 @@ import xxhash
 from metaphrase.corpus.files import FORMATS
 from metaphrase.corpus.text import MAX_CHARS, is_blank, one_line, read_lines
 from metaphrase.exceptions import CorpusError, DataError
+from metaphrase.io.files import read_json
 from metaphrase.io.work_folders import read_kept, write_atomically
 
 #: Formats of a corpus that cannot be read line by line.
@@ -75,7 +76,7 @@ class Sentences(Sequence[str]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.facts: dict[str, int] = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
+        self.facts: dict[str, int] = read_json(folder / "sentences.json")
         self._end_n = np.load(folder / "ends.npy", mmap_mode="r")
         self._bytes = np.memmap(folder / "sentences.txt", dtype=np.uint8, mode="r")
         if self._end_n[self.facts["sentences"] - 1] != len(self._bytes):

@@ -309,13 +309,7 @@ class RepresentationTranslation(Objective):
         return (first + second) / 2
 
     def _reconstruct(
-        self,
-        wanted: Encoding,
-        read: Encoding,
-        masked_bl: Tensor | None,
-        rows: slice,
-        *,
-        slots_first: bool = False,
+        self, wanted: Encoding, read: Encoding, masked_bl: Tensor | None, rows: slice, *, slots_first: bool = False
     ) -> Tensor:
         length = wanted.ids_bl.shape[1]
         return representation_translation(

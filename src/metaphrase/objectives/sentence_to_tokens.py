@@ -12,13 +12,7 @@ from transformers import PreTrainedConfig
 
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
-from metaphrase.objectives.base import (
-    Granularity,
-    HeadSources,
-    Objective,
-    check_embedding_size,
-    corpus_languages,
-)
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size, corpus_languages
 from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
 #: Width of the embedding of the language to predict, as in the released code.

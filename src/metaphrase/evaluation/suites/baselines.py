@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Any
 
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.suites.benchmarks import Benchmark, Note
 from metaphrase.exceptions import DataError, DataMismatchError
 from metaphrase.io.digests import files_sha256
+from metaphrase.io.files import read_json
 from metaphrase.io.work_folders import damage_in
 
 #: What a protocol says about a sample.
@@ -49,7 +48,7 @@ def _source(measured: Mapping[int, dict[str, Any]], chosen: Set[int]) -> dict[st
 def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     """Read the JSON file of an earlier evaluation as a baseline."""
     with damage_in(path):
-        results = json.loads(Path(path).read_text(encoding="utf-8"))
+        results = read_json(path)
     if not isinstance(results, dict) or not all(isinstance(results.get(key), dict) for key in ("scores", "parts")):
         raise DataError(f"{path} is not a result of `metaphrase evaluate`: it needs the keys 'scores' and 'parts'.")
     if suite != results.get("suite") and "all" not in (suite, results.get("suite")):
