@@ -15,6 +15,7 @@ from metaphrase import RunConfig, TrainingRun, load_corpus
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CheckpointError, MetaphraseError, RecipeError, UsageError
 from metaphrase.modeling import frozen as frozen_module
@@ -354,6 +355,23 @@ def test_guards_are_measured_with_the_dev_sets_also_after_resuming(execute, sett
         shutil.rmtree(tmp_path / "out" / later)
     resumed = execute(**options, resume_from_checkpoint="true")
     assert guard_log(resumed) == guard_log(whole)
+
+
+def test_a_guard_can_choose_the_best_model(settings, sts, tmp_path, monkeypatch):
+    scores = iter([0.5, 0.4])
+    monkeypatch.setattr(GuardEvaluator, "scores", lambda self, model: dict.fromkeys(self.guards, next(scores)))
+    changes = {
+        "test": [],
+        "dev": settings["test"],
+        "guard": [str(sts)],
+        "max_steps": 2,
+        "eval_steps": 1,
+        "save_steps": 1,
+    }
+    best = {"eval_strategy": "steps", "metric_for_best_model": "eval_guard_sts", "load_best_model_at_end": True}
+    run = TrainingRun(RunConfig(**settings | changes | best, output_dir=str(tmp_path / "out")))
+    run.execute()
+    assert run.trainer.state.best_global_step == 1
 
 
 @pytest.mark.parametrize("changes", [{"retention": ["none"]}, {"dev": [], "eval_strategy": "no"}])

@@ -230,6 +230,11 @@ class GuardEvaluator(RecordedEvaluator):
         super().__init__(**options)
         self.guards = {f"guard_{one.name.removeprefix('similarity ')}": one for one in guards}
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics."""
+        return tuple(self.guards)
+
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
         return {name: guard.measure(model)["after"] / 100 for name, guard in self.guards.items()}

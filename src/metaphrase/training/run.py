@@ -365,9 +365,12 @@ class TrainingRun:
         evaluators: list[BaseEvaluator] = []
         if self.dev:
             retrieval = RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)
-            check_best_metric(arguments, retrieval.metrics)
+            metrics = retrieval.metrics
             if self._is_guarded:
-                evaluators.append(GuardEvaluator(training_guards(self.encoder, self.config, self.dev)))
+                guards = GuardEvaluator(training_guards(self.encoder, self.config, self.dev))
+                metrics += guards.metrics
+                evaluators.append(guards)
+            check_best_metric(arguments, metrics)
             evaluators.append(retrieval)  # the last one has the sequential score
             if arguments.eval_strategy == IntervalStrategy.NO:
                 arguments.eval_strategy = IntervalStrategy.STEPS
