@@ -18,6 +18,7 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CheckpointError, MetaphraseError, RecipeError, UsageError
+from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.modeling import frozen as frozen_module
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import verify
@@ -372,6 +373,17 @@ def test_a_guard_can_choose_the_best_model(settings, sts, tmp_path, monkeypatch)
     run = TrainingRun(RunConfig(**settings | changes | best, output_dir=str(tmp_path / "out")))
     run.execute()
     assert run.trainer.state.best_global_step == 1
+
+
+def test_a_resumed_run_counts_the_time_of_its_baseline(execute, tmp_path):
+    execute(save_steps=3)
+    path = tmp_path / "out" / "before.json"
+    content = read_part(path)
+    for result in content["results"].values():
+        result["seconds"] = 500.0
+    write_part(path, content)
+    resumed = execute(save_steps=3, resume_from_checkpoint="true")
+    assert resumed.facts["seconds"] > 500 * len(content["results"]) > 500
 
 
 @pytest.mark.parametrize("changes", [{"retention": ["none"]}, {"dev": [], "eval_strategy": "no"}])
