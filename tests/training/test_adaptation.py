@@ -99,6 +99,12 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
     assert collapse_in_words(before, before) == ""
 
 
+def test_a_recipe_that_learns_a_vector_for_each_language_is_refused(tmp_path):
+    config = AdaptationConfig(["x.tsv"], ["sw"], recipe="wacse-language", output_dir=str(tmp_path / "out"))
+    with pytest.raises(UsageError, match=r"Recipe wacse-language learns .* Train it with `metaphrase train`"):
+        Adaptation(config)
+
+
 def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="runs in one process"):

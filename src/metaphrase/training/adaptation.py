@@ -174,9 +174,9 @@ class Adaptation:
         run: The training run, once it has begun.
 
     Raises:
-        UsageError: A number is out of range, or is to be chosen without data, there are several processes, the output folder
-            is the encoder's or holds files that this library did not write, or the corpus or the recipe is in the folder of
-            the run's own data.
+        UsageError: A number is out of range, or is to be chosen without data, there are several processes, the recipe learns
+            a vector for each language, the output folder is the encoder's or holds files that this library did not write, or
+            the corpus or the recipe is in the folder of the run's own data.
     """
 
     def __init__(
@@ -200,6 +200,11 @@ class Adaptation:
         check_directions(config.debias, config.guard, config.corpus)  # the dev pairs are part of the corpus
         check_folder(self.output, model=model_folder(config.model))
         check_files([self.output / RECIPE, self.data / RECIPE], [config.recipe])
+        if Recipe.load(config.recipe).language_embedding:
+            raise UsageError(
+                f"Recipe {config.recipe} learns an input vector for each language, so its encoder is neither merged nor "
+                "compared on other languages. Train it with `metaphrase train`."
+            )
         inside = [item for item in config.corpus if Path(item).resolve().is_relative_to(self.data.resolve())]
         if inside:
             raise UsageError(
