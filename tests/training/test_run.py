@@ -423,7 +423,7 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
     ("wrong", "message"),
     [
         ({"merge": 0.5, "debias": 500}, "--debias removes up to 31 directions"),
-        ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data for a guard"),
+        ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data"),
         ({"debias": "auto"}, "--debias auto needs data .* Pass folders with --guard, or a number"),
         ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),
         ({"debias": None}, "'debias' must be a whole number .* or 'auto', but is None"),

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
@@ -68,10 +68,11 @@ def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
 
     Raises:
         MissingFileError: A folder of a guard has no data.
+        DataError: Its data cannot be read, or are too few to be halved.
         UsageError: There are too many directions.
     """
-    for folder in config.guard:
-        load_guard_data(folder, "dev", halved=True, max_items=1)
+    for part in get_args(Part):
+        _guard_data(config, part)
     directions: Any = config.debias
     most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if directions else 0
     if directions != "auto" and directions > most:
