@@ -133,6 +133,12 @@ def test_the_choice_in_words(linear, gains, held, alpha, said):
     assert re.search(".*".join(map(re.escape, said.split("*"))), str(curve))
 
 
+def test_all_guards_that_do_not_hold_are_named(linear):
+    gain, *guards = (guard(name, {0.0: row(0), 1.0: row(1, name == "dev")}) for name in ("dev", "sts", "mlqa"))
+    curve = choose_alpha(*linear, gain, guards, alphas=(1.0,))
+    assert "at alpha 1, these guards do not hold: sts, mlqa." in str(curve)
+
+
 def moved(model, by: float):
     """A copy with other weights."""
     other = copy.deepcopy(model)

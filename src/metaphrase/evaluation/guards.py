@@ -106,8 +106,9 @@ class AlphaCurve:
         broken = [point for point in self.points if not point["holds"] and (point["alpha"] or not any(gaining))]
         if gaining and broken:
             point = broken[0]
-            lost = ", ".join(name for name, row in point["guards"].items() if not row["holds"])
-            reason = f"at alpha {point['alpha']:g}, this guard does not hold: {lost}"
+            lost = [name for name, row in point["guards"].items() if not row["holds"]]
+            do = "this guard does" if len(lost) == 1 else "these guards do"
+            reason = f"at alpha {point['alpha']:g}, {do} not hold: {', '.join(lost)}"
         frontier = "; ".join(f"alpha {point['alpha']:g}: {self._changes(point)}" for point in self.points)
         return f"Nothing can be gained without a loss: {reason}. Gain and cost: {frontier}."
 
