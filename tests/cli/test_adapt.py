@@ -24,6 +24,7 @@ from metaphrase.training.run import TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.contracts.conftest import contract  # noqa: F401 - a fixture
 from tests.faults.children import holder
+from tests.training.test_planning import PLAN
 
 DATA = adapt.PACKAGED_DATA
 DEMO = DATA / "demo"
@@ -322,6 +323,16 @@ def test_commands_to_continue_with_can_be_pasted(monkeypatch, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "metaphrase report 'my runs'." in printed
     assert "metaphrase push 'my runs' --repo me/my-encoder" in printed
+
+
+def test_a_plan_is_printed_once(monkeypatch, capsys):
+    """By the log or, if that is quiet, as the result."""
+    plan = planning.make_plan(**PLAN)
+    done = SimpleNamespace(read=CorpusReport(), check=lambda: [], plan=lambda: plan)
+    monkeypatch.setattr(command_module, "Adaptation", lambda *args, **options: done)
+    for options, shown in (["--quiet"], list(plan.reasons)), ([], []):
+        assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--plan_only", *options]) == 0
+        assert capsys.readouterr().out.splitlines() == shown
 
 
 def test_bad_options_are_refused(tmp_path, capsys):

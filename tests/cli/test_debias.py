@@ -127,7 +127,7 @@ def test_the_number_of_directions_is_chosen(model, texts, measured, tmp_path, ca
         assert result["output_dir"] == (str(out) if chosen else None)
         assert out.exists() == bool(chosen)
     card = (tmp_path / "chosen-2" / "README.md").read_text(encoding="utf-8")
-    assert "2 directions were chosen: pairs" in card
+    assert "2 directions were chosen. Gain and cost: 0 directions: pairs +0.0 " in card
 
 
 @pytest.mark.parametrize(

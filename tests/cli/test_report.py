@@ -260,7 +260,7 @@ def test_abilities_and_the_verdict_are_shown(finished, data, quick, capsys, monk
     assert content["verdict"] in page
     assert content["verdict"] in " ".join(printed.split())
     assert ("other abilities: similarity structure" in page) == shown
-    assert ("Other abilities, similarity structure, 1 languages" in printed) == shown
+    assert ("Other abilities, similarity structure, 1 language: " in printed) == shown
 
 
 @pytest.mark.long

@@ -158,7 +158,7 @@ def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, capsys):
     printed, card = capsys.readouterr().out, (output / "README.md").read_text(encoding="utf-8")
     assert f"plus {curve['alpha']:g} times what training changed" in card
     assert "| other abilities: sts |" in card
-    assert "Other abilities, sts, 1 languages" in printed
+    assert "Other abilities, sts, 1 language: " in printed
     assert str(AlphaCurve(**curve)) in printed
     assert "Gain and cost by alpha" in (output / "report.html").read_text(encoding="utf-8")
 

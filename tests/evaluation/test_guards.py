@@ -28,7 +28,7 @@ from metaphrase.evaluation.guards import (
     data_guard,
     structure_guard,
 )
-from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.merging import TaskVector
 
 
@@ -131,6 +131,12 @@ def test_the_choice_in_words(linear, gains, held, alpha, said):
     curve = choose_alpha(*linear, gain, [sts], alphas=alphas)
     assert curve.alpha == alpha
     assert re.search(".*".join(map(re.escape, said.split("*"))), str(curve))
+
+
+def test_all_guards_that_do_not_hold_are_named(linear):
+    gain, *guards = (guard(name, {0.0: row(0), 1.0: row(1, name == "dev")}) for name in ("dev", "sts", "mlqa"))
+    curve = choose_alpha(*linear, gain, guards, alphas=(1.0,))
+    assert "at alpha 1, these guards do not hold: sts, mlqa." in str(curve)
 
 
 def moved(model, by: float):
@@ -318,12 +324,19 @@ def test_guards_are_measured_during_training(tiny_encoder, bitext, sts, tmp_path
     assert values.split(",")[:2] == ["0", "10"]
 
 
+def test_a_single_item_cannot_be_halved(tmp_path):
+    (tmp_path / "stsb-de-dev.csv").write_text("a,b,1\n", encoding="utf-8")
+    assert len(load_guard_data(tmp_path).sets["de"].scores) == 1
+    with pytest.raises(DataError, match="has a single item for de, but settings are chosen on one half"):
+        load_guard_data(tmp_path, "test", halved=True)
+
+
 def test_folders_without_development_data_are_refused(tiny_encoder, tmp_path):
     (tmp_path / "stsb-de-test.csv").write_text("a,b,1\n", encoding="utf-8")
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(MissingFileError, match="no development data"):
             load_guard_data(folder)
-    with pytest.raises(MissingFileError, match="no data for a guard"):
+    with pytest.raises(MissingFileError, match="none has no data"):
         load_guard_data(tmp_path / "none", halved=True)
     with pytest.raises(UsageError, match="max_loss"):
         structure_guard(tiny_encoder, {}, max_loss=float("nan"))

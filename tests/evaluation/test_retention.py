@@ -35,3 +35,8 @@ def test_a_model_that_lost_something_or_may_have_keeps_nothing_in_words(pooled, 
     assert ("kept" in said) == (not worse and not uncertain)
     assert ("other languages (udhr)" in said) == (languages != "kept" or "kept" in said)
     assert overall_verdict({}, {}, {}) == ""
+
+
+def test_a_guard_with_the_name_of_a_test_set_hides_no_verdict():
+    said = overall_verdict({"tatoeba": {"pooled": {"verdict": "worse"}}}, {}, {"tatoeba": {"verdict": "tie"}})
+    assert said == "Worse at tatoeba; a tie: tatoeba (guard)."

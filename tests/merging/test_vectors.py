@@ -180,8 +180,9 @@ def test_settings_are_those_of_the_tuned_model(tiny_encoder, tmp_path):
     tuned.max_seq_length, tuned.truncate_dim, tuned.similarity_fn_name = 17, 16, "dot"
     vector = TaskVector.between(tiny_encoder, tuned)
     for one in (vector, vector + vector, TaskVector.load(vector.save(tmp_path / "v.safetensors"))):
-        merged = one.apply(tiny_encoder, 0.5)
+        merged, unchanged = (one.apply(tiny_encoder, alpha) for alpha in (0.5, 0))
         assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
+        assert (unchanged.max_seq_length, unchanged.truncate_dim, unchanged.similarity_fn_name) == (32, None, "cosine")
     assert (tiny_encoder.max_seq_length, tiny_encoder.truncate_dim, tiny_encoder.similarity_fn_name) == (
         32,
         None,

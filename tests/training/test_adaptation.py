@@ -47,7 +47,9 @@ def test_other_languages_are_spoken_of(verdict, said):
     kept = {"verdict": verdict, "limit": 1.0, "pooled": row("tie", -0.2), "languages": [{}] * 90}
     lines = verdict_in_words({"sw": row("tie", 0.0)}, kept, {})
     assert said in lines[1]
-    assert lines[1].startswith("90 languages")
+    assert lines[1].startswith("90 languages that were not")
+    one = verdict_in_words({"sw": row("tie", 0.0)}, kept | {"languages": [{}]}, {})[1]
+    assert one == lines[1].replace("90 languages", "1 language").replace("were", "was")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,12 @@ def test_other_abilities_are_spoken_of(verdict, said):
     assert lines[1].endswith(": -5.0 [-6.0, -4.0] points.")
     assert lines[2].startswith(f"Similarity structure within 2 languages {said}")
     assert lines[2].endswith(": -5.0 [-6.0, -4.0] points, against a red line of -4.")
+
+
+def test_a_guard_with_few_items_tells_no_tie():
+    few = {"verdict": "tie", "n": 99, "languages": {"en": 0}, "difference": -0.1, "interval": [-6, 6]}
+    (line,) = verdict_in_words({}, None, {}, {"stsb": few})
+    assert line == "Stsb within 1 language has too few items to tell: -0.1 [-6.0, +6.0] points."
 
 
 @pytest.mark.parametrize("settings", [{}, {"output_dir": "runs/mine", "force": True, "data_license": "cc0-1.0"}])
@@ -97,6 +105,12 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
     before, after = results
     assert collapse_in_words(after, before).startswith("The embeddings of the encoder before training have collapsed")
     assert collapse_in_words(before, before) == ""
+
+
+def test_a_recipe_that_learns_a_vector_for_each_language_is_refused(tmp_path):
+    config = AdaptationConfig(["x.tsv"], ["sw"], recipe="wacse-language", output_dir=str(tmp_path / "out"))
+    with pytest.raises(UsageError, match=r"Recipe wacse-language learns .* Train it with `metaphrase train`"):
+        Adaptation(config)
 
 
 def test_several_processes_are_refused(monkeypatch):

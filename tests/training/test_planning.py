@@ -10,6 +10,7 @@ from metaphrase.io.digests import model_hash
 from metaphrase.training import planning
 from metaphrase.training.planning import (
     EPOCHS,
+    EVALUATIONS,
     batch_size_for,
     encoding_seconds,
     faster_precision,
@@ -44,6 +45,12 @@ def test_the_plan_ends_in_time():
     assert slow.max_steps == 20
     assert "20 minutes at 60.0 s a step" in " ".join(slow.reasons)
     assert make_plan(**{**PLAN, "step": (torch.float32, 1e6)}).max_steps == 1
+    for steps in (*range(1, 70), 375):
+        plan = make_plan(**{**PLAN, "step": (torch.float32, 1200 / (steps + 0.5))})
+        assert plan.max_steps == steps
+        assert (
+            len({*range(plan.eval_steps, steps, plan.eval_steps), steps}) <= EVALUATIONS
+        )  # those that the plan counts
 
 
 def test_the_plan_fits_into_memory():

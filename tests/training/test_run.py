@@ -15,8 +15,10 @@ from metaphrase import RunConfig, TrainingRun, load_corpus
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CheckpointError, MetaphraseError, RecipeError, UsageError
+from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.modeling import frozen as frozen_module
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import verify
@@ -356,6 +358,34 @@ def test_guards_are_measured_with_the_dev_sets_also_after_resuming(execute, sett
     assert guard_log(resumed) == guard_log(whole)
 
 
+def test_a_guard_can_choose_the_best_model(settings, sts, tmp_path, monkeypatch):
+    scores = iter([0.5, 0.4])
+    monkeypatch.setattr(GuardEvaluator, "scores", lambda self, model: dict.fromkeys(self.guards, next(scores)))
+    changes = {
+        "test": [],
+        "dev": settings["test"],
+        "guard": [str(sts)],
+        "max_steps": 2,
+        "eval_steps": 1,
+        "save_steps": 1,
+    }
+    best = {"eval_strategy": "steps", "metric_for_best_model": "eval_guard_sts", "load_best_model_at_end": True}
+    run = TrainingRun(RunConfig(**settings | changes | best, output_dir=str(tmp_path / "out")))
+    run.execute()
+    assert run.trainer.state.best_global_step == 1
+
+
+def test_a_resumed_run_counts_the_time_of_its_baseline(execute, tmp_path):
+    execute(save_steps=3)
+    path = tmp_path / "out" / "before.json"
+    content = read_part(path)
+    for result in content["results"].values():
+        result["seconds"] = 500.0
+    write_part(path, content)
+    resumed = execute(save_steps=3, resume_from_checkpoint="true")
+    assert resumed.facts["seconds"] > 500 * len(content["results"]) > 500
+
+
 @pytest.mark.parametrize("changes", [{"retention": ["none"]}, {"dev": [], "eval_strategy": "no"}])
 def test_guards_can_be_left_out(execute, settings, changes):
     options = {"recipe": "tr", "test": [], "dev": settings["test"], "eval_steps": 1, "max_steps": 1}
@@ -393,7 +423,7 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
     ("wrong", "message"),
     [
         ({"merge": 0.5, "debias": 500}, "--debias removes up to 31 directions"),
-        ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data for a guard"),
+        ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data"),
         ({"debias": "auto"}, "--debias auto needs data .* Pass folders with --guard, or a number"),
         ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),
         ({"debias": None}, "'debias' must be a whole number .* or 'auto', but is None"),

@@ -36,7 +36,8 @@ def run(argv: Sequence[str]) -> int:
     if findings:
         notes().print(findings_table(findings))
     if config.plan_only:
-        emit(asdict(adaptation.plan()))  # the log shows it to people
+        plan = adaptation.plan()
+        emit(asdict(plan), *(plan.reasons if is_quiet() else ()))  # else, the log shows them
         return 0
     try:
         result = adaptation.execute()

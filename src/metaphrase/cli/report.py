@@ -13,6 +13,7 @@ from rich.text import Text
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import effect_line
+from metaphrase.evaluation.compare import languages_in_words, verdict_shown
 from metaphrase.publishing.report import render_table
 from metaphrase.publishing.run_report import ReportOptions, report_run
 
@@ -43,10 +44,10 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(name, style="bold")
         yield render_table(after, (report["before"] or {}).get(name), report["comparisons"].get(name))
     for name, one in report["analysis"]["retention"].items():
-        title = f"{name}, {len(one['languages'])} languages not trained on"
+        title = f"{name}, {languages_in_words(len(one['languages']))} not trained on"
         yield effect_line(title, one["pooled"], one["limit"], one["verdict"])
     for name, one in report["analysis"]["abilities"].items():
-        title = f"Other abilities, {name}, {len(one['languages'])} languages"
-        yield effect_line(title, one, one.get("limit"), one["verdict"])
+        title = f"Other abilities, {name}, {languages_in_words(len(one['languages']))}"
+        yield effect_line(title, one, one.get("limit"), verdict_shown(one))
     if verdict := report["analysis"]["verdict"]:
         yield Text(verdict)

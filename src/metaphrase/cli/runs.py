@@ -11,6 +11,7 @@ from rich.syntax import Syntax
 from metaphrase.cli.options import Parser, parse
 from metaphrase.cli.output import emit, is_quiet, notes
 from metaphrase.cli.tables import effect_line
+from metaphrase.evaluation.compare import languages_in_words, verdict_shown
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
@@ -121,11 +122,11 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     """Format a result for the console: tables before and after, retention, paths, and how to load the release."""
     yield from comparison_tables(result)
     for name, one in result.retention.items():
-        title = f"{name}, {len(one['languages'])} languages not trained on"
+        title = f"{name}, {languages_in_words(len(one['languages']))} not trained on"
         yield "\n" + effect_line(title, one["pooled"], one["limit"], one["verdict"])
     for name, one in result.abilities.items():
-        title = f"Other abilities, {name}, {len(one['languages'])} languages"
-        yield "\n" + effect_line(title, one, one.get("limit"), one["verdict"])
+        title = f"Other abilities, {name}, {languages_in_words(len(one['languages']))}"
+        yield "\n" + effect_line(title, one, one.get("limit"), verdict_shown(one))
     if result.curve is not None:
         yield f"\n{result.curve}"
     if chosen := result.facts.get("debias", {}).get("chosen"):

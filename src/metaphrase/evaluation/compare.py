@@ -138,6 +138,15 @@ def verdict_shown(row: Mapping[str, Any]) -> str:
     return "too few to tell" if row["verdict"] == "tie" and few else str(row["verdict"])
 
 
+def languages_in_words(number: int) -> str:
+    """A number of languages, in words.
+
+    >>> languages_in_words(1), languages_in_words(9)
+    ('1 language', '9 languages')
+    """
+    return f"{number} language{'' if number == 1 else 's'}"
+
+
 def check_comparable(before: Result, after: Result) -> None:
     """Check that two results measure the same items in the same way."""
     measure = after.statistic_measure()

@@ -25,7 +25,7 @@ from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import ENGLISH, TopicSet, evaluate_topics, load_topic_folder, topic_files
 from metaphrase.evaluation.sts import STSSet, evaluate_sts, load_sts_folder
-from metaphrase.exceptions import MissingFileError
+from metaphrase.exceptions import DataError, MissingFileError
 
 #: Parts of a folder's data: for choosing settings, and for measuring them.
 Part = Literal["dev", "test"]
@@ -74,7 +74,7 @@ def load_guard_data(
 
     Raises:
         MissingFileError: The folder does not exist, or has no such files.
-        DataError: A file is malformed.
+        DataError: A file is malformed, or has a single item that cannot be halved.
     """
     folder = Path(folder)
     kind, parts = next(
@@ -83,8 +83,7 @@ def load_guard_data(
     read = next((one for one in (part, "", *(sorted(parts) if halved else ())) if one in parts), None)
     if read is None:
         raise MissingFileError(
-            f"{folder} has no {'' if halved else 'development '}data for a guard. Name a folder of one of these: "
-            f"{GUARD_FOLDERS}."
+            f"{folder} has no {'' if halved else 'development '}data. Name a folder of one of these: {GUARD_FOLDERS}."
         )
     start, step = (part == "test", 2) if halved and not ("dev" in parts and "test" in parts) else (0, 1)
     sets = kind.load(folder, read)
@@ -94,6 +93,11 @@ def load_guard_data(
         for language, one in sets.items()
         if language in kept or language == ENGLISH
     }
+    if empty := [language for language, one in sets.items() if not kind.size(one)]:
+        raise DataError(
+            f"{folder} has a single item for {', '.join(empty)}, but settings are chosen on one half of the items and "
+            "measured on the other. Add items, or remove these files."
+        )
     return LabelledData(folder.resolve().name, sets, kind.evaluate)
 
 

@@ -106,8 +106,9 @@ class AlphaCurve:
         broken = [point for point in self.points if not point["holds"] and (point["alpha"] or not any(gaining))]
         if gaining and broken:
             point = broken[0]
-            lost = ", ".join(name for name, row in point["guards"].items() if not row["holds"])
-            reason = f"at alpha {point['alpha']:g}, this guard does not hold: {lost}"
+            lost = [name for name, row in point["guards"].items() if not row["holds"]]
+            do = "this guard does" if len(lost) == 1 else "these guards do"
+            reason = f"at alpha {point['alpha']:g}, {do} not hold: {', '.join(lost)}"
         frontier = "; ".join(
             f"alpha {point['alpha']:g}: {changes_in_words(self.gain, point)}" for point in self.points
         )
@@ -228,6 +229,11 @@ class GuardEvaluator(RecordedEvaluator):
     def __init__(self, guards: Sequence[Guard], **options: Any) -> None:
         super().__init__(**options)
         self.guards = {f"guard_{one.name.removeprefix('similarity ')}": one for one in guards}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics."""
+        return tuple(self.guards)
 
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""

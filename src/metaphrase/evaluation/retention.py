@@ -74,7 +74,7 @@ def overall_verdict(
 ) -> str:
     """What a model is better and worse at than before, as one sentence.
 
-    Something is called kept only if nothing is worse or uncertain.
+    Something is called kept only if nothing is worse or uncertain. A guard with the name of a test set is marked.
 
     The arguments are outputs of `compare` and `retention` by test set, and rows of guards
     (`metaphrase.evaluation.guards.Guard.measure`) by their names.
@@ -89,7 +89,7 @@ def overall_verdict(
     """
     verdicts = {name: one["pooled"]["verdict"] for name, one in comparisons.items()}
     verdicts |= {f"other languages ({name})": one["verdict"] for name, one in retained.items()}
-    verdicts |= {name: row["verdict"] for name, row in abilities.items()}
+    verdicts |= {f"{name} (guard)" if name in comparisons else name: row["verdict"] for name, row in abilities.items()}
     words = {
         "better": "better at ",
         "worse": "worse at ",

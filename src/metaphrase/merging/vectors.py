@@ -119,7 +119,7 @@ class TaskVector:
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
         """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
 
-        It has the vector's settings and its prompts with their default one, or else the base's.
+        It has the vector's settings and its prompts with their default one, or else the base's; with alpha 0, the base's.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -155,6 +155,8 @@ class TaskVector:
                     raise NonFiniteError(f"{name} is NaN or infinite with alpha {weight:g}. Choose a smaller alpha.")
         if self.directions is not None:
             project_out(merged, self.directions)
+        if not weight:
+            return merged
         if self.prompts is not None:
             merged.prompts, merged.default_prompt_name = dict(self.prompts), self.default_prompt_name
         for name, value in (self.settings or {}).items():

@@ -95,16 +95,16 @@ class DirectionsCurve:
     rule: str = RULE
 
     def __str__(self) -> str:
-        """The choice in words; if nothing can be gained without a loss, with gain and cost of each number."""
-        if self.directions:
-            chosen = next(point for point in self.points if point["directions"] == self.directions)
-            return f"{self.directions} directions were chosen: {changes_in_words(self.gain, chosen)}."
+        """The choice in words, with gain and cost of no removal and the chosen one, or of all if nothing can be gained."""
         costs = "; ".join(
             f"{point['directions']} directions: {changes_in_words(self.gain, point)}"
             for point in self.points
-            if point["directions"]
+            if not self.directions or point["directions"] in (0, self.directions)
         )
-        return f"Nothing can be gained without a loss. Gain and cost: {costs}."
+        choice = (
+            f"{self.directions} directions were chosen" if self.directions else "Nothing can be gained without a loss"
+        )
+        return f"{choice}. Gain and cost: {costs}."
 
 
 @dataclass(frozen=True)

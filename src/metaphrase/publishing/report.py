@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.corpus.identification import language_name
-from metaphrase.evaluation.compare import compare, verdict_shown
+from metaphrase.evaluation.compare import compare, languages_in_words, verdict_shown
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
@@ -194,7 +194,8 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {"colours": COLOURS, "describe_model": describe_model, "verdict_shown": verdict_shown}
+    functions = (describe_model, languages_in_words, verdict_shown)
+    environment.globals |= {"colours": COLOURS, **{function.__name__: function for function in functions}}
     environment.filters["named"] = language_name
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 

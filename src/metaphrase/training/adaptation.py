@@ -30,7 +30,7 @@ from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.evaluation.compare import languages_in_words, verdict_shown
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words
@@ -125,7 +125,7 @@ class AdaptationResult:
         plan: Settings of the run, with reasons.
         read: Report of the corpus.
         findings: Results of the checks.
-        seconds: Total duration.
+        seconds: Duration of the call, without that of a run that it resumes.
     """
 
     run: RunResult
@@ -174,9 +174,9 @@ class Adaptation:
         run: The training run, once it has begun.
 
     Raises:
-        UsageError: A number is out of range, or is to be chosen without data, there are several processes, the output folder
-            is the encoder's or holds files that this library did not write, or the corpus or the recipe is in the folder of
-            the run's own data.
+        UsageError: A number is out of range, or is to be chosen without data, there are several processes, the recipe learns
+            a vector for each language, the output folder is the encoder's or holds files that this library did not write, or
+            the corpus or the recipe is in the folder of the run's own data.
     """
 
     def __init__(
@@ -200,6 +200,11 @@ class Adaptation:
         check_directions(config.debias, config.guard, config.corpus)  # the dev pairs are part of the corpus
         check_folder(self.output, model=model_folder(config.model))
         check_files([self.output / RECIPE, self.data / RECIPE], [config.recipe])
+        if Recipe.load(config.recipe).language_embedding:
+            raise UsageError(
+                f"Recipe {config.recipe} learns an input vector for each language, so its encoder is neither merged nor "
+                "compared on other languages. Train it with `metaphrase train`."
+            )
         inside = [item for item in config.corpus if Path(item).resolve().is_relative_to(self.data.resolve())]
         if inside:
             raise UsageError(
@@ -519,22 +524,25 @@ def verdict_in_words(
         pooled, limit = retained["pooled"], retained["limit"]
         low, high = pooled["interval"]
         loss = f"more than {limit:g} point{'' if limit == 1 else 's'}"
+        number = len(retained["languages"])
+        were = "was" if number == 1 else "were"
         kept = {
-            "kept": f"were preserved (a loss of {loss} can be excluded)",
+            "kept": f"{were} preserved (a loss of {loss} can be excluded)",
             "lost": f"lost {loss}",
             "uncertain": f"may have lost {loss} (uncertain)",
         }[retained["verdict"]]
         lines.append(
-            f"{len(retained['languages'])} languages that were not trained on {kept}: {pooled['difference']:+.1f} "
+            f"{languages_in_words(number)} that {were} not trained on {kept}: {pooled['difference']:+.1f} "
             f"[{low:+.1f}, {high:+.1f}] on average."
         )
     words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)"}
     words |= {"better": "is better", "tie": "was kept (a tie)", "worse": "is worse"}
+    words |= {"too few to tell": "has too few items to tell"}
     for name, row in (abilities or {}).items():
         low, high = row["interval"]
         line = f", against a red line of {-row['limit']:g}" if "limit" in row else ""
         lines.append(
-            f"{name[:1].upper()}{name[1:]} within {len(row['languages'])} languages {words[row['verdict']]}: "
+            f"{name[:1].upper()}{name[1:]} within {languages_in_words(len(row['languages']))} {words[verdict_shown(row)]}: "
             f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."
         )
     return lines if curve is None else [*lines, str(curve)]

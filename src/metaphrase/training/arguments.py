@@ -185,7 +185,7 @@ def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Sequence
 
 
 def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) -> None:
-    """Refuse a metric for the best model that the evaluator does not compute.
+    """Refuse a metric for the best model that the evaluators do not compute.
 
     Sentence Transformers adds ``sequential_score``, the score of the last evaluator.
     """

@@ -70,6 +70,11 @@ class Baseline:
     trained: dict[str, Any] = field(default_factory=dict)
     retention: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def seconds(self) -> float:
+        """Duration of all measurements."""
+        return float(sum(result["seconds"] for result in chain(self.trained.values(), self.retention.values())))
+
 
 def read_test_sets(config: RunConfig) -> Sets:
     """Read the test sets of ``config.test``, and of its subfolders, by the name of their folder."""
@@ -173,7 +178,7 @@ def measure_baseline(
     """Measure an encoder before training; results in ``before.json`` of the same encoder and test sets are reused.
 
     A model that stores a query prompt (E5) is measured with and without it; for each test set, the result with the better
-    average is used. Other languages are measured with the prompt that was better on the test set.
+    average is used, with the duration of both. Other languages are measured with the prompt that was better on the test set.
     """
     if not tests.trained:
         return Baseline()
@@ -195,7 +200,8 @@ def measure_baseline(
             measure(model, {test: sets}, name=name, prompt=prompt, show_progress=show_progress)[test]
             for prompt in prompts
         ]
-        return max(results, key=lambda result: result["average"]["mean"]["accuracy"])
+        seconds = sum(result["seconds"] for result in results)
+        return {**max(results, key=lambda result: result["average"]["mean"]["accuracy"]), "seconds": seconds}
 
     trained = {test: best("test", test, sets, prompts) for test, sets in tests.trained.items()}
     first = next(iter(trained.values()))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
@@ -44,6 +44,8 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Maximum numbers when each weight is measured: items per language of a guard, dev pairs of all languages, and texts per
 #: language for the directions of language identity.
 GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
+#: What the number of directions of language identity is chosen by, in words.
+COMPARED = "The gain is that over 0 directions; the guards compare with the encoder before training."
 #: Maximum number of texts of a guard that is measured during training.
 TRAINING_TEXTS = 5000
 #: Similarity structure also covers up to so many languages of the dev sets that have so many different sentences.
@@ -66,10 +68,11 @@ def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
 
     Raises:
         MissingFileError: A folder of a guard has no data.
+        DataError: Its data cannot be read, or are too few to be halved.
         UsageError: There are too many directions.
     """
-    for folder in config.guard:
-        load_guard_data(folder, "dev", halved=True, max_items=1)
+    for part in get_args(Part):
+        _guard_data(config, part)
     directions: Any = config.debias
     most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if directions else 0
     if directions != "auto" and directions > most:
@@ -172,7 +175,7 @@ def finish(
         if directions == "auto":
             chosen = _choose_directions(start, model, embeddings, config, dev)
             directions = chosen.directions
-            facts["debias"] |= {"directions": directions, "chosen": str(chosen)}
+            facts["debias"] |= {"directions": directions, "chosen": f"{chosen} {COMPARED}"}
         if directions:
             model = without_directions(model, language_directions(embeddings, directions)[0])
     return Finished(model, facts, curve)

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 #: Maximum number of epochs over the user's pairs.
 EPOCHS = 3
-#: Number of evaluations of the dev set during training, and number without improvement after which training ends.
+#: Maximum number of evaluations of the dev set during training, and number without improvement after which training ends.
 EVALUATIONS, PATIENCE = 8, 3
 #: Maximum number of pairs of a step that is timed only to choose its precision.
 TRIAL_PAIRS = 64
@@ -266,7 +266,7 @@ def make_plan(
     steps = min(wanted, affordable)
     which = f"{EPOCHS} epochs" if steps == wanted else f"{minutes:g} minutes at {seconds_per_step:.1f} s a step"
     reasons.append(f"at most {steps} steps: {which}")
-    evaluate = max(steps // EVALUATIONS, 1)
+    evaluate = -(-steps // EVALUATIONS)  # rounded up, as the last step is measured too
     reasons.append(
         f"the dev set is measured every {evaluate} steps; training ends after {PATIENCE} without improvement"
     )

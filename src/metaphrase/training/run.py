@@ -249,9 +249,12 @@ class TrainingRun:
         Raises:
             UsageError: The baseline of the inputs lacks a test set.
         """
+        started = time.time()
         self.baseline = self.inputs.baseline or measure_baseline(
             self.encoder, self.tests, self.output, name=self.config.model, show_progress=self._show_progress
         )
+        if self.arguments.resume_from_checkpoint and not self.inputs.baseline:
+            self._began += time.time() - started - self.baseline.seconds  # the resumed run measured it
         unmeasured = self.tests.trained.keys() - self.baseline.trained.keys()
         if missing := sorted(unmeasured | self.tests.retention.keys() - self.baseline.retention.keys()):
             raise UsageError(
@@ -365,9 +368,12 @@ class TrainingRun:
         evaluators: list[BaseEvaluator] = []
         if self.dev:
             retrieval = RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)
-            check_best_metric(arguments, retrieval.metrics)
+            metrics = retrieval.metrics
             if self._is_guarded:
-                evaluators.append(GuardEvaluator(training_guards(self.encoder, self.config, self.dev)))
+                guards = GuardEvaluator(training_guards(self.encoder, self.config, self.dev))
+                metrics += guards.metrics
+                evaluators.append(guards)
+            check_best_metric(arguments, metrics)
             evaluators.append(retrieval)  # the last one has the sequential score
             if arguments.eval_strategy == IntervalStrategy.NO:
                 arguments.eval_strategy = IntervalStrategy.STEPS
