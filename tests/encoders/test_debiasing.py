@@ -176,7 +176,11 @@ def test_the_number_with_the_largest_gain_under_the_guards_is_chosen(tiny_encode
     curve = choose_directions(tiny_encoder, embeddings, gain, [guard])
     assert [point["directions"] for point in curve.points] == [0, 10, 20, 30]  # the embeddings have 32 components
     assert curve.directions == wanted
-    expected = f"{wanted} directions were chosen: pairs" if wanted else "Nothing can be gained without a loss. "
+    expected = (
+        f"{wanted} directions were chosen. Gain and cost: 0 directions: pairs"
+        if wanted
+        else "Nothing can be gained without a loss. "
+    )
     assert str(curve).startswith(expected)
     assert DirectionsCurve(**asdict(curve)) == curve
     assert find_projection(tiny_encoder) is None

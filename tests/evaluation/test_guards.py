@@ -102,7 +102,7 @@ def test_the_rule(linear, gains, held):
             [-1, 2, 3],
             [True, False, True],
             0.0,
-            "at alpha 0.5, this guard does not hold: sts. * The release has alpha 0, the encoder before training.",
+            "at alpha 0.5, this guard does not hold: sts. * The release has alpha 0, the weights before training.",
         ),
         (
             [1, -2, -3],
@@ -114,7 +114,7 @@ def test_the_rule(linear, gains, held):
             [0, 2, 3],
             [False, False, False],
             0.0,
-            "at alpha 0.5, this guard does not hold: sts. * has alpha 0, the encoder",
+            "at alpha 0.5, this guard does not hold: sts. * has alpha 0, the weights",
         ),
         (
             [0, -2, -3],

@@ -94,10 +94,10 @@ class AlphaCurve:
     def __str__(self) -> str:
         """The choice in words; if nothing can be gained without a loss, with gain and cost of each weight."""
         if not self.gains:
-            why = "which loses least of those whose guards hold" if self.alpha else "the encoder before training"
+            why = "which loses least of those whose guards hold" if self.alpha else "the weights before training"
             return f"{self.without_gain()} The release has alpha {self.alpha:g}, {why}."
-        chance = "" if self.chosen["gain"]["verdict"] == "better" else " This gain may be due to chance."
-        return f"Alpha {self.alpha:g} was chosen: {changes_in_words(self.gain, self.chosen)}.{chance}"
+        choice = f"Alpha {self.alpha:g} was chosen: {changes_in_words(self.gain, self.chosen)}."
+        return choice + chance_in_words(self.chosen)
 
     def without_gain(self) -> str:
         """Why nothing can be gained without a loss, with gain and cost of each weight, in words."""
@@ -113,6 +113,11 @@ class AlphaCurve:
             f"alpha {point['alpha']:g}: {changes_in_words(self.gain, point)}" for point in self.points
         )
         return f"Nothing can be gained without a loss: {reason}. Gain and cost: {frontier}."
+
+
+def chance_in_words(point: Mapping[str, Any]) -> str:
+    """What to add to the gain of a chosen point if it is a tie."""
+    return "" if point["gain"]["verdict"] == "better" else " This gain may be due to chance."
 
 
 def changes_in_words(gain: str, point: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from metaphrase.encoders.debiasing import language_directions, without_direction
 from metaphrase.encoders.loading import find_folder, load_encoder, split_vectors
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, load_guard_data
-from metaphrase.evaluation.guards import Guard, changes_in_words, choose_alpha, data_guard
+from metaphrase.evaluation.guards import Guard, chance_in_words, changes_in_words, choose_alpha, data_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, checked
@@ -101,10 +101,10 @@ class DirectionsCurve:
             for point in self.points
             if not self.directions or point["directions"] in (0, self.directions)
         )
-        choice = (
-            f"{self.directions} directions were chosen" if self.directions else "Nothing can be gained without a loss"
-        )
-        return f"{choice}. Gain and cost: {costs}."
+        if not self.directions:
+            return f"Nothing can be gained without a loss. Gain and cost: {costs}."
+        chosen = next(point for point in self.points if point["directions"] == self.directions)
+        return f"{self.directions} directions were chosen. Gain and cost: {costs}.{chance_in_words(chosen)}"
 
 
 @dataclass(frozen=True)
