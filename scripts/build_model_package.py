@@ -78,10 +78,10 @@ INIT = '"""The files of {name}: ``metaphrase.load_encoder("{name}")``."""\n'
 NOTICE = """\
 # Notices
 
-The files of this package are what training changed in the weights of [multilingual-e5-small](https://huggingface.co/{base}),
-which is not part of it (MIT License, Copyright (c) 2023 intfloat; the whole text is in `LICENSE`).
+The model is [multilingual-e5-small](https://huggingface.co/{base}) (MIT License, Copyright (c) 2023
+intfloat; the whole text is in `LICENSE`), changed by training. Its package contains only what training changed.
 
-It was trained on sentence pairs, which are not part of this package either:
+It was trained on sentence pairs, which are not part of it:
 
 {demo}
 
@@ -102,7 +102,7 @@ to vectors of {dimensions} dimensions, in which sentences are close to their tra
 {pairs:,} sentence pairs of {count} languages with English ({languages}). The tables show gains and losses.
 
 - **Recipe:** {recipe}{merged}{debiased}
-- **Files:** the difference from multilingual-e5-small, in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
+- **Package:** the difference from multilingual-e5-small, in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
 - **Licence:** {license}; see `LICENSE` and `NOTICE.md`.
 
 ## Use

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
@@ -23,6 +24,7 @@ from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError,
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.contents import weights_digests
 from metaphrase.publishing.merging import MergeOptions, merge
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
@@ -118,6 +120,20 @@ def test_a_name_loads_the_release(installed, tuned):
 def test_a_local_folder_has_precedence(installed, tiny_encoder_dir):
     shutil.copytree(tiny_encoder_dir, NAME)
     assert len(load_encoder(NAME, device="cpu")) == len(load_encoder(tiny_encoder_dir, device="cpu"))
+    assert origin_of(load_encoder(f"{NAME}@0.1.0", device="cpu")).endswith(
+        f" + {NAME}@0.1.0"
+    )  # a folder has no version
+
+
+@pytest.mark.parametrize("name", [NAME, f"starter + {VECTOR_FILE}"])
+def test_an_export_keeps_its_licence_notices_and_base_model(installed, name):
+    shutil.copy(installed / VECTOR_FILE, VECTOR_FILE)
+    Path("data").mkdir()
+    Path("data/de-en.tsv").write_text("source\ttarget\nGuten Morgen\tGood morning\nDie Katze\tThe cat\n")
+    assert main(["export", name, "--layers", "1", "--data", "data", "--resamples", "50", "-o", "small"]) == 0
+    metadata = ModelCard.load("small/README.md").data
+    assert (metadata.license, metadata.base_model) == ("mit", "intfloat/multilingual-e5-small")
+    assert Path("small/NOTICE.md").is_file() == (name == NAME)
 
 
 @pytest.mark.long
@@ -132,6 +148,7 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert 'SentenceTransformer("mine")' in card
     assert "library_name: sentence-transformers" in card
     assert "task-vector" not in card
+    assert ModelCard(card).data.metaphrase["weights"] == weights_digests(Path("mine"))
     assert "intfloat" in Path("mine/LICENSE").read_text(encoding="utf-8")
     assert "Universal Declaration" in Path("mine/NOTICE.md").read_text(encoding="utf-8")
     assert main(["pull", NAME, "mine"]) == 2
@@ -189,6 +206,7 @@ def other_reference(folder: Path) -> None:
     ("change", "message"),
     [
         (damaged, "task_vector.safetensors of tiny-aligned@0.1.0 was altered or is damaged"),
+        (lambda folder: (folder / VECTOR_FILE).unlink(), "task_vector.safetensors of tiny-aligned@0.1.0 is missing"),
         (lambda folder: (folder / "reference.json").unlink(), "reference.json of tiny-aligned@0.1.0 is missing"),
         (lambda folder: (folder / "release.json").write_text("{"), "release.json of tiny-aligned@0.1.0 is damaged"),
         (other_base, "starter@wheel with the digest 00000000"),
@@ -196,7 +214,7 @@ def other_reference(folder: Path) -> None:
         (other_reference, "does not reproduce its reference embeddings: a component differs by 1.0e-02"),
         (shutil.rmtree, "has no folder tiny_aligned. Install it again"),
     ],
-    ids=["vector", "missing", "manifest", "base", "sum", "embeddings", "package"],
+    ids=["vector", "no vector", "missing", "manifest", "base", "sum", "embeddings", "package"],
 )
 def test_a_model_that_is_not_what_was_released_is_refused(installed, fault, change, message):
     change(installed)

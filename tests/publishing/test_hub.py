@@ -109,6 +109,13 @@ class TestPush:
         assert remote_files(online) == release_files(template)
         assert url == f"{online.url}/acme/tiny/commit/{repository(online).branches['main']}"
 
+    def test_notices_are_pushed_and_not_deleted(self, online, released, other):
+        (released / "NOTICE.md").write_text("Thanks.\n")
+        write_manifest(released)
+        push(released, "acme/tiny")
+        push(other, "acme/tiny")
+        assert "NOTICE.md" in remote_files(online)
+
     def test_the_card_learns_its_address(self, online, released):
         push(released, "acme/tiny")
         entry = repository(online).resolve("main").tree["README.md"]

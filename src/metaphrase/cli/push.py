@@ -49,7 +49,7 @@ class PushOptions:
         False,
         "Push only what training changed, as a small file that load_encoder adds to the encoder before training.",
     )
-    bits: Literal[16, 8, 4] = option(8, "Bits for each value of --vector: 16, 8 or 4.")
+    bits: Literal[16, 8, 4] | None = option(None, "Bits for each value of --vector: 16, 8 or 4 (default: 8).")
     license: str | None = option(None, "Licence of a corpus, as the Hub spells it, e.g. cc-by-4.0.")
 
 
@@ -63,16 +63,18 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"{what} is a corpus or a vector, which has no heads. Omit --with_heads.")
     if corpus and options.vector:
         raise UsageError(f"{what} is not the folder of a run, so it has no task vector. Omit --vector.")
+    if options.bits and (vector or not options.vector):
+        raise UsageError("--bits applies to --vector, which writes the task vector of a run. Omit it.")
     if not corpus and options.license:
         raise UsageError("--license applies to corpora only; a release has the licence of its base model. Omit it.")
     from metaphrase.publishing import hub  # imported after the options are parsed: it takes seconds
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
     if vector or options.vector:
-        bits = None if vector else options.bits
-        command = hub.push_command(what, options.repo, vector_bits=bits, **common)
+        bits: Literal[16, 8, 4] = options.bits or 8
+        command = hub.push_command(what, options.repo, vector_bits=None if vector else bits, **common)
         with TemporaryDirectory(prefix="metaphrase-") as place:
-            file = what if vector else write_vector_of_run(Path(what), Path(place), options.bits)
+            file = what if vector else write_vector_of_run(Path(what), Path(place), bits)
             url = hub.push_vector(file, options.repo, check=options.check, command=command, **common)
     elif corpus:
         url = hub.push_corpus(what, options.repo, license=options.license, **common)

@@ -49,8 +49,9 @@ def installed_models() -> dict[str, EntryPoint]:
 
 def installed_model(name: str) -> InstalledModel | None:
     """The installed model of a name with or without a version; None if there is none, or if a local folder has the name."""
-    name, _, version = (name, "", "") if Path(name).exists() else name.partition("@")
-    entry = None if Path(name).exists() else installed_models().get(name)
+    local = Path(name).exists()
+    name, _, version = name.partition("@")
+    entry = None if local else installed_models().get(name)
     if entry is None:
         return None
     found = entry.dist.version if entry.dist is not None else "0"

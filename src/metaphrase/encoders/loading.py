@@ -31,7 +31,7 @@ from transformers.utils import cached_file
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
 from metaphrase.encoders.folders import MODULES_FILE, open_model, read_modules
-from metaphrase.encoders.installed import check_files, check_merged, installed_model, suggestion
+from metaphrase.encoders.installed import check_files, check_merged, installed_model, is_packaged, suggestion
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError, UsageError
@@ -149,9 +149,10 @@ def _parts(name: str) -> tuple[str, list[str]]:
     """The model that a name starts with, and the vectors that are added to it: files, folders, packages or repositories."""
     base, files = split_vectors(name)
     found, folder = find_folder(base)
-    if not has_vector(folder):
+    installed = installed_model(base)
+    if not (has_vector(folder) or (installed and is_packaged(folder))):
         return base, files
-    place = found if folder == Path(found) else str(installed_model(base) or f"{found}@{folder.name}")
+    place = found if folder == Path(found) else str(installed or f"{found}@{folder.name}")
     check_files(folder, place)
     vector = TaskVector.load(folder / VECTOR_FILE)
     if vector.base_name is None or place in files:
@@ -259,10 +260,11 @@ def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
 
-        name = str(starter_path(source=_starter_source(revision)) if revision else starter_path())
-    elif (installed := installed_model(str(name_or_path))) is not None:
+        place = starter_path(source=_starter_source(revision)) if revision else starter_path()
+        return str(place), place
+    if (installed := installed_model(str(name_or_path))) is not None:
         return name, installed.folder
-    if not Path(name).exists():
+    if revision is not None or not Path(name).exists():  # a folder has no revisions
         return name, _download_model(name, revision)
     if not Path(name).is_dir():
         raise ModelFileError(f"{name} is a file, but a model is a folder. Name the folder that contains it.")

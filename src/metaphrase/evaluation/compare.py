@@ -72,8 +72,8 @@ def compare(
     Args:
         before: Result of the baseline, or its JSON dictionary; it may have more languages.
         after: Result to test, or its JSON dictionary; all of its languages are compared.
-        resamples: Number of bootstrap samples. Measures that are slow to resample, such as Spearman's correlation, use at
-            most 2,000, or as many as Holm's correction requires.
+        resamples: Number of bootstrap samples, but at least as many as Holm's correction requires. Measures that are slow to
+            resample, such as Spearman's correlation, use at most 2,000 otherwise.
         seed: Seed of the bootstrap.
 
     Returns:
@@ -97,7 +97,7 @@ def compare(
     measure = after.statistic_measure()
     # With fewer samples, no p-value would be significant after Holm's correction over so many languages.
     enough = math.ceil(2 * len(after.languages) / ALPHA)
-    resamples = min(resamples, max(measure.max_resamples, enough))
+    resamples = max(min(resamples, measure.max_resamples), enough)
     items = [{language: one.items(language) for language in after.languages} for one in (before, after)]
     resampled = measure.resample(*items, resamples=resamples, seed=seed)
     scores = [{language: measure.score(one) for language, one in side.items()} for side in items]

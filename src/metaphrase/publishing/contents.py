@@ -26,6 +26,8 @@ from metaphrase.io.digests import file_facts, file_sha256
 
 CARD = constants.REPOCARD_NAME
 RECIPE = "recipe.yaml"
+#: Files that accompany copies of a model. They are pushed with it, but a push deletes none in the repository.
+NOTICES = ("LICENSE", "NOTICE.md")
 #: Results that the Hub shows on the pages of benchmarks.
 EVAL_RESULTS = ".eval_results/metaphrase.yaml"
 #: A folder without this file does not load: it is deleted first and moved into place last.
@@ -76,8 +78,9 @@ def weights_digests(folder: Path) -> dict[str, str]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the sizes and digests of the files of a release to its manifest."""
-    files = {name: file_facts(folder / name) for name in release_files(folder)}
+    """Write the sizes and digests of the files of a release, and of its notices, to its manifest."""
+    notices = [name for name in NOTICES if (folder / name).is_file()]
+    files = {name: file_facts(folder / name) for name in (*release_files(folder), *notices)}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -118,7 +121,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         files = {str(name): dict(facts) for name, facts in manifest["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(f"{folder / MANIFEST} is damaged. {_REMEDY}") from error
-    if unknown := [name for name in files if not _is_listed(name)]:
+    if unknown := [name for name in files if not (_is_listed(name) or name in NOTICES)]:
         raise ModelFileError(f"{folder / MANIFEST} lists {unknown[0]!r}, which is not a file of a release. {_REMEDY}")
     if missing := missing or [name for name in {**files, CARD: None} if not (folder / name).exists()]:
         raise MissingFileError(

@@ -27,7 +27,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import find_folder, is_starter, load_encoder
+from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, split_vectors
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -39,20 +39,18 @@ from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.locks import LOCK, exclusive
 from metaphrase.io.outputs import FAILED_RELEASE
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
-from metaphrase.publishing.contents import CARD, RECIPE, weights_digests, write_manifest
+from metaphrase.publishing.contents import CARD, NOTICES, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
-from metaphrase.publishing.provenance import as_list, find_card
+from metaphrase.publishing.provenance import as_list, find_card, stated
 from metaphrase.publishing.release import release
 
 logger = logging.getLogger(__name__)
 
-#: Files that accompany copies of a model.
-NOTICES = ("LICENSE", "NOTICE.md")
 #: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
 #: Metadata of a Hub model's card that also apply to a model derived from it.
-_INHERITED = ("language", "license", "license_name", "license_link")
+_INHERITED = ("language", "license", "license_name", "license_link", "base_model")
 
 
 @checked
@@ -186,7 +184,7 @@ def prepare_export(
     sets, tests = _test_sets(options, languages)
 
     def measure(measured: SentenceTransformer, name: str) -> dict[str, Any]:
-        notify(f"Measuring {name} on {len(sets)} languages …")
+        notify(f"Measuring {name} on {len(sets)} language{'s' * (len(sets) != 1)} …")
         return evaluate_retrieval(
             measured,
             sets,
@@ -201,7 +199,8 @@ def prepare_export(
     model = load_encoder(options.model)
     reduced, changes = _reduce(model, options, texts)
     before = measure(model, options.model)
-    with drafted(reduced, options.output_dir, source=_source(options.model)) as draft:
+    source = find_folder(split_vectors(options.model)[0])[1]
+    with drafted(reduced, options.output_dir, source=source) as draft:
         after = measure(draft.model, options.output_dir)
         comparison = compare(before, after, resamples=options.resamples, seed=options.seed)
         lost = [
@@ -404,6 +403,10 @@ def _source(name: str) -> Path | None:
 def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:
     """Metadata and text of the original model's card; of a Hub model only the metadata that also apply to the export."""
     source = _source(options.model)
+    if split_vectors(options.model)[1]:
+        languages, licenses = (stated(options.model, key) for key in ("language", "license"))
+        found = {"language": languages, "license": licenses[0] if len(licenses) == 1 else licenses}
+        return {key: one for key, one in found.items() if one}, ""
     path = find_card(str(source or options.model), revision=model.model_card_data.base_model_revision)
     if path is None:
         return {}, ""
@@ -443,10 +446,11 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         tags=["sentence-transformers", "metaphrase"],
     )
     kept = {key: value for key, value in own.items() if key not in _STALE}
-    if is_starter(options.model):
-        card.base_model, kept["license"] = starter.HUB_ID, "mit"
+    if is_starter(split_vectors(options.model)[0]):
+        card.base_model = starter.HUB_ID
+        kept |= {"license": "mit"} if is_starter(options.model) else {}
     elif _source(options.model) is None:
-        card.base_model = known.base_model  # None if the model is installed, not on the Hub
+        card.base_model = known.base_model  # None if the model is installed, or a task vector
         card.base_model_revision = known.base_model_revision
     if card.base_model is not None:  # the base model of the original card is not the nearest
         for key in ("base_model", "base_model_relation"):

@@ -42,10 +42,9 @@ from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import RETRY_PAUSES, download, hub_errors, retry, status_of
 from metaphrase.io.redaction import redact, without_tokens
 from metaphrase.merging import TaskVector
-from metaphrase.publishing.contents import CARD, belongs_to_release, copy_release
+from metaphrase.publishing.contents import CARD, NOTICES, belongs_to_release, copy_release
 from metaphrase.publishing.corpus_card import corpus_card
 from metaphrase.publishing.examples import name_model
-from metaphrase.publishing.export import NOTICES
 from metaphrase.publishing.merging import vector_card
 from metaphrase.publishing.provenance import stated_languages
 from metaphrase.publishing.release import verify

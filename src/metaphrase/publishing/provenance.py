@@ -109,7 +109,7 @@ def find_card(name: str, *, repo_type: str = "model", revision: str | None = Non
     place, at = split_revision(name)
     try:
         installed = installed_model(name) if repo_type == "model" else None
-        if installed or (repo_type == "model" and Path(place).exists()):
+        if installed or (repo_type == "model" and at is None and Path(place).exists()):
             card = (installed.folder if installed else Path(place)) / constants.REPOCARD_NAME
             return card if card.is_file() else None  # a task vector has none
         return Path(hf_hub_download(place, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision or at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from metaphrase.encoders.installed import is_packaged
@@ -59,14 +60,15 @@ def pull(options: PullOptions) -> Pull:
     name, vectors = split_vectors(options.model)
     source = find_folder(name)[1]
     with drafted(model, options.output_dir, source=source, card=derived_card(model, options.model)) as draft:
-        text = None
+        text, weights = None, weights_digests(draft.folder)
         describes = not vectors and (not has_vector(source) or is_packaged(source))  # others have a card of the vector
         if describes and (source / CARD).is_file():
             card = (source / CARD).read_text(encoding="utf-8", errors="replace")
             text = name_model(card, options.output_dir)
             text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
             text = text.replace("\n- task-vector\n", "\n", 1)
-        weights = weights_digests(draft.folder)
+            for file, digest in weights.items():  # the card has those of the release before it was stored in 4 bits
+                text = re.sub(rf"^( +{re.escape(file)}: )[0-9a-f]{{64}}$", rf"\g<1>{digest}", text, flags=re.MULTILINE)
         draft.publish(text)
     return Pull(full_name(options.model), options.output_dir, weights, versions())
 
