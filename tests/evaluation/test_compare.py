@@ -158,3 +158,12 @@ def test_a_clear_gain_is_found_in_each_of_many_languages(statistic):
         for hit in (0, 1)
     )
     assert {row["verdict"] for row in compare(worse, better)["languages"].values()} == {"better"}
+
+
+def test_a_clear_loss_is_found_with_few_samples():
+    """With 100 samples, no p-value would be significant after Holm's correction over eight languages."""
+    codes = ("de", "fr", "ru", "sw", "te", "th", "tl", "zh")
+    right, wrong = (items_result({code: [hit] * 30 for code in codes}) for hit in (1, 0))
+    compared = compare(right, wrong, resamples=100)
+    assert {row["verdict"] for row in compared["languages"].values()} == {"worse"}
+    assert compared["settings"]["resamples"] == 8 * 2 / 0.05
