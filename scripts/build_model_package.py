@@ -102,7 +102,7 @@ to vectors of {dimensions} dimensions, in which sentences are close to their tra
 {pairs:,} sentence pairs of {count} languages with English ({languages}). The tables show gains and losses.
 
 - **Recipe:** {recipe}{merged}{debiased}
-- **Package:** the difference from multilingual-e5-small, in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
+- **Package:** the difference from multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
 - **Licence:** {license}; see `LICENSE` and `NOTICE.md`.
 
 ## Use
