@@ -415,13 +415,21 @@ class Evidence:
         yield self.tiers[-1], [cell for cell in self.cells if cell.packaged]
 
     def missing_of_start(self, tier: Sequence[Benchmark]) -> Iterator[tuple[Path, dict[str, Any], Benchmark]]:
-        """The benchmarks on which the encoder before training is not measured, with and without its prompt."""
+        """The benchmarks on which the encoder before training is not measured, with and without its prompt.
+
+        Results that another setting or configuration has are copied: they do not depend on training.
+        """
         for name, prompt in PROMPTS.items():
             for benchmark in tier:
-                path = self.folder / STARTER / name / file_name(benchmark)
-                settings = self.measured_settings(benchmark, prompt=prompt)
+                own = Path(STARTER, name, file_name(benchmark))
+                path, settings = self.folder / own, self.measured_settings(benchmark, prompt=prompt)
                 if kept(path, settings) is None:
-                    yield path, settings, benchmark
+                    others = (other / own for other in self.folder.parents[1].glob("*/*"))
+                    if (found := next((other for other in others if kept(other, settings)), None)) is None:
+                        yield path, settings, benchmark
+                    else:
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copyfile(found, path)
 
     def run_start(self, tier: Sequence[Benchmark]) -> None:
         """Measure the encoder before training."""

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from metaphrase.evaluation.measures import MEASURES
+from metaphrase.io.files import DEMO
 from metaphrase.io.work_folders import read_part
 from metaphrase.training.recipe import Recipe
 from tests.evaluation.suites import test_suites
@@ -78,6 +79,34 @@ def test_killed_anywhere_it_finishes_what_is_missing(script, argv, tmp_path, mon
     assert "| `tr+anchor` | 1 | " in text
     assert "against `tr`" in text
     assert list(page.parent.glob("evidence/*.svg"))
+
+
+def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_script, tmp_path):
+    """Their names are recipes of scripts/forgetting.py, which train the same terms."""
+    options = script.parsed(["--config", str(SCRIPTS.parent / "configs" / "finalists.yaml"), "--steps", "200"])
+    cells = script.load_cells(options, tmp_path)
+    assert len(cells) == 5 * 3
+    grid = load_script("forgetting").grid([0], steps=200, batch_size=64, corpus=DEMO)
+    searched = {one.name: Recipe.from_dict({"name": one.name, "terms": one.terms}) for one in grid}
+    for cell in cells:
+        assert cell.packaged
+        assert cell.release
+        assert cell.recipe.to_dict()["terms"] == searched[cell.name].to_dict()["terms"]
+
+
+def test_results_of_the_encoder_before_training_are_shared(script, argv, capsys):
+    """They do not depend on the steps, or on the recipes."""
+    evidence = script.Evidence(script.parsed(argv))
+    for tier in evidence.tiers:
+        evidence.run_start(tier)
+    capsys.readouterr()
+    other = script.Evidence(script.parsed([*argv, "--steps", "3"]))
+    for tier in other.tiers:
+        other.run_start(tier)
+    assert not capsys.readouterr().out
+    assert sorted(path.name for path in other.folder.rglob("*.json")) == sorted(
+        path.name for path in evidence.folder.rglob("*.json")
+    )
 
 
 def test_every_recipe_is_valid_and_every_claim_names_two(script, tmp_path):
