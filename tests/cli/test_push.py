@@ -68,11 +68,12 @@ def test_what_is_missing_or_unknown_is_said(pushed, argv, message, capsys):
     assert pushed == []
 
 
-def test_a_folder_without_a_release_is_one_line(tmp_path, capsys):
-    assert main(["push", str(tmp_path), "--to", "acme/sw"]) == 2
+@pytest.mark.parametrize(("folder", "reason"), [("", "is not a release folder"), ("runs/sw", "does not exist")])
+def test_a_folder_without_a_release_is_one_line(tmp_path, folder, reason, capsys):
+    assert main(["push", str(tmp_path / folder), "--to", "acme/sw"]) == 2
     lines = capsys.readouterr().err.strip().split("\n")
     assert len(lines) == 1
-    assert "is not a release folder" in lines[0]
+    assert reason in lines[0]
 
 
 def test_help_says_where_the_token_comes_from(capsys):

@@ -124,9 +124,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if unknown := [name for name in files if not (_is_listed(name) or name in NOTICES)]:
         raise ModelFileError(f"{folder / MANIFEST} lists {unknown[0]!r}, which is not a file of a release. {_REMEDY}")
     if missing := missing or [name for name in {**files, CARD: None} if not (folder / name).exists()]:
+        found = f"is not a release folder: missing {' and '.join(missing)}" if folder.exists() else "does not exist"
         raise MissingFileError(
-            f"{folder} is not a release folder: missing {' and '.join(missing)}. Push the output folder of a training run, "
-            "or one that `metaphrase.release` wrote."
+            f"{folder} {found}. Push the output folder of a training run, or one that `metaphrase.release` wrote."
         )
     return files
 
