@@ -17,6 +17,7 @@ from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.guards import AlphaCurve
+from metaphrase.exceptions import UsageError
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.run import TrainingRun
 from tests.hub_server import reach, serve_hub
@@ -313,8 +314,8 @@ def test_paper_settings_are_applied_only_where_asked(tmp_path):
     paper = parsed("--recipe", "dap", "--output_dir", str(tmp_path), "--paper_training", "true")
     assert (own.per_device_train_batch_size, own.head_learning_rate, own.max_steps) == (32, 5e-4, -1)
     assert (paper.per_device_train_batch_size, paper.head_learning_rate, paper.max_steps) == (128, None, 100_000)
-    assert parsed("--paper_training", "true", "--max_steps", "7").max_steps == 7
-    for found, config in ((own, RunConfig(recipe="dap")), (paper, RunConfig(paper_training=True))):
+    assert parsed("--recipe", "dap", "--paper_training", "true", "--max_steps", "7").max_steps == 7
+    for found, config in ((own, RunConfig(recipe="dap")), (paper, RunConfig(recipe="dap", paper_training=True))):
         for name in (
             "per_device_train_batch_size",
             "head_learning_rate",
@@ -323,6 +324,11 @@ def test_paper_settings_are_applied_only_where_asked(tmp_path):
             "max_grad_norm",
         ):
             assert getattr(found, name) == getattr(config, name)
+
+
+def test_paper_settings_of_a_recipe_without_a_paper_are_refused():
+    with pytest.raises(UsageError, match="the recipe 'metaphrase' has none"):
+        RunConfig(paper_training=True)
 
 
 @pytest.mark.parametrize(

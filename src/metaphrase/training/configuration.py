@@ -59,7 +59,7 @@ class RunOptions:
     """The encoder, its training data and its evaluation data."""
 
     model: str = option("starter", "Encoder to train: 'starter', a Hub id or a folder (default: starter).")
-    recipe: str = option("dap", "A name from `metaphrase recipes`, or a YAML file.")
+    recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")
     corpus: list[str] = option(
         [], "Bitext to train on: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."
     )
@@ -230,8 +230,17 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
 
 
 def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any]:
-    """The training settings of a recipe."""
+    """The training settings of a recipe.
+
+    Raises:
+        UsageError: The settings of a paper are asked for, but the recipe is not a paper's.
+    """
     recipe = Recipe.load(name)
+    if paper_training and not recipe.paper_training:
+        raise UsageError(
+            f"--paper_training uses the training settings of a paper, but the recipe {recipe.name!r} has none. Choose a "
+            "paper's recipe with --recipe, see `metaphrase recipes`, or omit the option."
+        )
     return {**recipe.training, **(recipe.paper_training if paper_training else {})}
 
 
