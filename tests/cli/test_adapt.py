@@ -129,6 +129,8 @@ def test_other_languages_are_a_sample_or_chosen():
     assert list(adapt.retention_sets(["de,fr"], ["sw"])) == ["de", "fr", "sw"]
     with pytest.raises(UsageError, match="--retention_languages: the Declaration of Human Rights has no xx"):
         adapt.retention_sets(["de", "xx"], ["sw"])
+    with pytest.raises(UsageError, match=r"only languages that are trained on \(sw, de\)"):
+        adapt.retention_sets(["sw", "de"], ["sw"], ["de"])
 
 
 @pytest.mark.parametrize(

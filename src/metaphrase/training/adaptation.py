@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -276,7 +276,7 @@ class Adaptation:
             dev=load_parallel_folder(folders["dev"], languages=list(splits), split="dev"),
             tests={
                 HELD_OUT: load_parallel_folder(folders[HELD_OUT], languages=list(splits), split="test"),
-                RETENTION: retention_sets(self.config.retention_languages, splits),
+                RETENTION: retention_sets(self.config.retention_languages, splits, replayed),
             },
         )
         return recipe, inputs
@@ -402,8 +402,14 @@ def training_pairs(splits: Splits) -> int:
     return sum(len(one.train) for one in splits.values())
 
 
-def retention_sets(chosen: Sequence[str], own: Iterable[str]) -> dict[str, ParallelSet]:
-    """The Universal Declaration of Human Rights in the chosen languages (none: the demo's sample) and in the user's own."""
+def retention_sets(
+    chosen: Sequence[str], own: Collection[str], replayed: Collection[str] = ()
+) -> dict[str, ParallelSet]:
+    """The Universal Declaration of Human Rights in the chosen languages (none: the demo's sample) and in the user's own.
+
+    Raises:
+        UsageError: A chosen language is missing, or the chosen ones are all trained on.
+    """
     packaged = load_parallel_folder(PACKAGED_DATA / RETENTION)
     named = split_list(chosen)
     if "all" in named:
@@ -412,6 +418,11 @@ def retention_sets(chosen: Sequence[str], own: Iterable[str]) -> dict[str, Paral
         raise UsageError(
             f"--retention_languages: the Declaration of Human Rights has no {', '.join(missing)}. It has: "
             f"{', '.join(packaged)}; 'all' measures these."
+        )
+    if named and not set(named).difference(own, replayed):
+        raise UsageError(
+            f"--retention_languages names only languages that are trained on ({', '.join(named)}). Name others, or 'all', or "
+            "omit the option."
         )
     kept = {*(named or demo_settings()["retention_languages"]), *own}
     return {language: one for language, one in packaged.items() if language in kept}
