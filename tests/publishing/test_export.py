@@ -13,7 +13,7 @@ from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
-from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.loading import find_folder, load_encoder
 from metaphrase.exceptions import HubError, UsageError
 from metaphrase.publishing import export
 from metaphrase.publishing.contents import release_files
@@ -186,9 +186,9 @@ def test_a_vocabulary_is_not_measured_on_languages_that_it_drops(tiny_encoder_di
 
 
 def test_an_installed_model_is_no_base_on_the_hub(tiny_encoder_dir, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        export, "load_encoder", lambda name, **_: load_encoder({"my-model": tiny_encoder_dir}.get(name, name))
-    )
+    folders = {"my-model": tiny_encoder_dir}
+    monkeypatch.setattr(export, "load_encoder", lambda name, **_: load_encoder(folders.get(name, name)))
+    monkeypatch.setattr(export, "find_folder", lambda name: find_folder(folders.get(name, name)))
     options = ExportOptions("my-model", str(tmp_path / "out"), keep_layers=[0], data=str(data), resamples=50)
     with prepare_export(options) as made:
         made.publish("a command")
