@@ -29,7 +29,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.encoders import starter
 from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, split_vectors
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
-from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.compare import compare, languages_in_words
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
@@ -184,7 +184,7 @@ def prepare_export(
     sets, tests = _test_sets(options, languages)
 
     def measure(measured: SentenceTransformer, name: str) -> dict[str, Any]:
-        notify(f"Measuring {name} on {len(sets)} language{'s' * (len(sets) != 1)} …")
+        notify(f"Measuring {name} on {languages_in_words(len(sets))} …")
         return evaluate_retrieval(
             measured,
             sets,
