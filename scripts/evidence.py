@@ -55,7 +55,7 @@ from metaphrase.evaluation.suites.running import REVISION, encoding_speed, find_
 from metaphrase.evaluation.suites.samples import Sample
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
 from metaphrase.io.digests import file_sha256, files_sha256, model_hash
-from metaphrase.io.environment import hardware, prepare_process, versions
+from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process, versions
 from metaphrase.io.files import DEMO
 from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import read_part, write_part
@@ -152,9 +152,11 @@ class Evidence:
     """The cells of a setting, and their stages."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        if options.bf16 and options.device != "cuda" and not has_bfloat16_instructions():
+            raise UsageError("--bf16 needs a CPU with instructions for bfloat16, or --device cuda.")
         self.options = options
         layers = f"-top{options.reinitialise}" if options.reinitialise else ""
-        self.name = f"{Path(options.model).name}{layers}-{options.steps}x{options.batch_size}"
+        self.name = f"{Path(options.model).name}{layers}-{options.steps}x{options.batch_size}{'-bf16' * options.bf16}"
         self.folder = options.results / self.name
         self.work = Path(options.work_dir)
         self.cells = load_cells(options, self.folder)
@@ -191,7 +193,7 @@ class Evidence:
     @cached_property
     def settings(self) -> Settings:
         """How benchmarks are measured."""
-        return Settings(trained_languages=self.languages, answer_text="sentence")
+        return Settings(trained_languages=self.languages, answer_text="sentence", bf16=self.options.bf16)
 
     @cached_property
     def tiers(self) -> list[list[Benchmark]]:
@@ -234,6 +236,11 @@ class Evidence:
         """Digest of the development data of each guard."""
         return {path.name: files_sha256(path.glob("*dev*")) for path in self.guard_folders}
 
+    @property
+    def precision(self) -> dict[str, bool]:
+        """The precision, if it is not float32, for the settings of results."""
+        return {"bf16": True} if self.options.bf16 else {}
+
     # ------------------------------------------------------------------------------------------------------- the stages
 
     def training_settings(self, cell: Cell) -> dict[str, Any]:
@@ -249,6 +256,7 @@ class Evidence:
             "batch_size": self.options.batch_size,
             "max_length": LENGTH,
             "seed": cell.seed,
+            **self.precision,
         }
 
     def alpha_settings(self, vector: str | None) -> dict[str, Any]:
@@ -258,7 +266,7 @@ class Evidence:
     def measured_settings(self, benchmark: Benchmark, **encoder: Any) -> dict[str, Any]:
         """The settings that determine the results of a benchmark."""
         own = {"benchmark": benchmark.protocol, "data": self.data_digests[benchmark.name], "revision": REVISION}
-        return own | {"model": self.start_digest, **encoder}
+        return own | {"model": self.start_digest, **encoder, **self.precision}
 
     def vector_path(self, cell: Cell) -> Path:
         """File of the task vector, named after the settings that determine it."""
@@ -313,11 +321,12 @@ class Evidence:
         work.mkdir(parents=True, exist_ok=True)
         recipe = work / "recipe.yaml"
         recipe.write_text(yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False), encoding="utf-8")
-        omitted = ("merge", "debias", "languages", "retention_languages", "bf16")
+        omitted = ("merge", "debias", "languages", "retention_languages")
         settings = {name: value for name, value in demo_settings().items() if name not in omitted}
         settings |= {"recipe": str(recipe), "corpus": [self.options.corpus], "test": [], "output_dir": str(work)}
         settings |= {"max_steps": self.options.steps, "per_device_train_batch_size": self.options.batch_size}
         settings |= {"seed": cell.seed, "max_length": LENGTH, "disable_tqdm": True, "report_to": "none"}
+        settings |= {"bf16": self.options.bf16}
         settings |= {"model": self.options.model, "use_cpu": self.options.device == "cpu"}
         return RunConfig(**settings)
 
@@ -644,6 +653,11 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", default=STARTER, help="Encoder to train: 'starter', a folder or a Hub id.")
     parser.add_argument(
         "--reinitialise", type=int, default=0, metavar="N", help="Reinitialise its top N layers first."
+    )
+    parser.add_argument(
+        "--bf16",
+        action="store_true",
+        help="Train, and embed sentences, in bfloat16 (default: float32); the results are a setting of their own.",
     )
     parser.add_argument("--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: the demo's).")
     parser.add_argument(

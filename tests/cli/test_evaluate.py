@@ -29,6 +29,9 @@ class EchoModel:
         self.prompts = prompts or {}
         self.prompted = []
 
+    def parameters(self):
+        return iter(())
+
     def encode(self, texts, *, prompt, **kwargs):
         self.prompted.append(prompt)
         table = np.random.default_rng(0).normal(size=(40, 12))

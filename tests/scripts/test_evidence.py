@@ -109,6 +109,20 @@ def test_results_of_the_encoder_before_training_are_shared(script, argv, capsys)
     )
 
 
+def test_results_in_bfloat16_are_a_setting_of_their_own(script, argv, monkeypatch):
+    monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: True)
+    exact, rounded = (script.Evidence(script.parsed(one)) for one in (argv, [*argv, "--bf16"]))
+    assert rounded.name == f"{exact.name}-bf16"
+    cell, benchmark = rounded.cells[0], rounded.tiers[0][0]
+    assert rounded.training_settings(cell) == exact.training_settings(cell) | {"bf16": True}
+    assert rounded.measured_settings(benchmark) == exact.measured_settings(benchmark) | {"bf16": True}
+    assert rounded.settings.bf16
+    assert rounded.run_config(cell, rounded.work).bf16
+    monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: False)
+    with pytest.raises(script.UsageError, match="needs a CPU with instructions for bfloat16"):
+        script.Evidence(script.parsed([*argv, "--bf16"]))
+
+
 def test_every_recipe_is_valid_and_every_claim_names_two(script, tmp_path):
     cells = script.load_cells(script.parsed(["--seeds", "0", "1"]), tmp_path)
     count = len(CONTENT["recipes"])

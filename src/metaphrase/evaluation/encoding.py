@@ -28,6 +28,7 @@ from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import read_kept
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
+from metaphrase.modeling.precision import bfloat16
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +114,11 @@ def embed_sides(
 
 
 class CachedEncoder:
-    """A model whose ``encode`` embeds each text once."""
+    """A model whose ``encode`` embeds each text once, in bfloat16 with ``bf16``."""
 
-    def __init__(self, model: SentenceTransformer) -> None:
+    def __init__(self, model: SentenceTransformer, *, bf16: bool = False) -> None:
         self.model = model
+        self.bf16 = bf16
         self.rows: dict[tuple[str, str], NDArray[Any]] = {}
 
     def missing(self, texts: Iterable[str], prompt: str = "") -> list[str]:
@@ -143,7 +145,8 @@ class CachedEncoder:
             advance = begin("Embedding", len(new))
             for first in range(0, len(new), _BLOCK):
                 block = new[first : first + _BLOCK]
-                self.add(block, prompt, self.model.encode(block, convert_to_numpy=True, **settings))
+                with bfloat16(self.model, enabled=self.bf16):
+                    self.add(block, prompt, self.model.encode(block, convert_to_numpy=True, **settings))
                 advance(len(block))
         return np.stack([self.rows[prompt, text] for text in texts])
 
@@ -205,9 +208,15 @@ class StoredEncoder(CachedEncoder):
     """
 
     def __init__(
-        self, model: SentenceTransformer, folder: str | Path, digest: str, *, limit: int = STORE_BYTES
+        self,
+        model: SentenceTransformer,
+        folder: str | Path,
+        digest: str,
+        *,
+        bf16: bool = False,
+        limit: int = STORE_BYTES,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, bf16=bf16)
         self.folder = Path(folder)
         self.own = self.folder / digest[:12]
         self.limit = limit

@@ -19,7 +19,7 @@ def bfloat16(module: nn.Module, *, enabled: bool = True) -> torch.autocast:
     Weights and outputs of norms remain in float32. On a CPU without instructions for bfloat16, the result is the same, but
     slower than in float32; this is logged once.
     """
-    device = next(module.parameters()).device.type
+    device = next((one.device.type for one in module.parameters()), "cpu")
     if enabled and device == "cpu" and not has_bfloat16_instructions():
         _warn()
     return torch.autocast(device, torch.bfloat16, enabled=enabled)

@@ -592,6 +592,24 @@ def test_a_text_is_embedded_once(tiny_encoder, bitext, monkeypatch):
     assert not np.allclose(cached(texts[:1], prompt="query: "), first[:1])
 
 
+def test_embeddings_in_bfloat16_are_cached_apart(data, tiny_encoder, tmp_path):
+    settings = Settings(resamples=50, transfer="finetune")
+    exact = Subject("tiny", tiny_encoder, tmp_path, settings)
+    rounded = replace(exact, settings=replace(settings, bf16=True))
+    texts = ["one", "two three"]
+    expected, found = (one.encode(texts) for one in (exact, rounded))
+    assert found.dtype == np.float32
+    assert not np.array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    np.testing.assert_array_equal(Subject("tiny", tiny_encoder, tmp_path, settings).encode(texts), expected)
+    (topics,) = find_benchmarks(data, ["sib200"], settings)[0]
+    (trained,) = find_benchmarks(data, ["paraphrase"], settings)[0]
+    assert cache_path(topics, rounded) != cache_path(topics, exact)
+    assert cache_path(trained, rounded) == cache_path(trained, exact)
+    assert describe_protocol(topics, rounded) == f"{describe_protocol(topics, exact)}, bfloat16"
+    assert describe_protocol(trained, rounded) == trained.protocol
+
+
 def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24, "use_cpu": True}
     settings = Settings(resamples=50, transfer="finetune", finetuning=tiny)

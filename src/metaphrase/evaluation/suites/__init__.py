@@ -15,7 +15,7 @@ from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
 
 _BOOTSTRAP = ("resamples", "seed")
-_PROBED = ("prompt", "languages", "transfer", *_BOOTSTRAP)
+_PROBED = ("prompt", "bf16", "languages", "transfer", *_BOOTSTRAP)
 #: All suites by name.
 SUITES: dict[str, Suite] = {
     suite.name: suite
@@ -24,37 +24,37 @@ SUITES: dict[str, Suite] = {
             "retrieval",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …)",
             encoders.find_retrieval,
-            ("prompt", "languages", "split", "text_equality", "margin_k", "strip_quotes", *_BOOTSTRAP),
+            ("prompt", "bf16", "languages", "split", "text_equality", "margin_k", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "sts",
             "a folder of stsb-xx-test.csv.gz (except STS22, whose data are on the Hub)",
             encoders.find_sts,
-            ("prompt", "languages", *_BOOTSTRAP),
+            ("prompt", "bf16", "languages", *_BOOTSTRAP),
         ),
         Suite(
             "mining",
             "a folder of BUCC files (zh-en.sample.zh.gz, …)",
             encoders.find_mining,
-            ("prompt", "languages", "margin", "k", "retrieval", *_BOOTSTRAP),
+            ("prompt", "bf16", "languages", "margin", "k", "retrieval", *_BOOTSTRAP),
         ),
         Suite(
             "answer-retrieval",
             "xquad-r/xx.json.gz in at least two languages",
             encoders.find_answer_retrieval,
-            ("prompt", "languages", "answer_text", *_BOOTSTRAP),
+            ("prompt", "bf16", "languages", "answer_text", *_BOOTSTRAP),
         ),
         Suite(
             "sib200",
             "sib200/xxx_Scpt.train.tsv.gz, including eng_Latn",
             encoders.find_sib200,
-            ("prompt", "languages", "trained_languages", *_BOOTSTRAP),
+            ("prompt", "bf16", "languages", "trained_languages", *_BOOTSTRAP),
         ),
         Suite(
             "xsim++",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …), or sib200",
             encoders.find_xsimpp,
-            ("prompt", "languages", "split", "strip_quotes", *_BOOTSTRAP),
+            ("prompt", "bf16", "languages", "split", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "word-alignment",
@@ -65,12 +65,12 @@ SUITES: dict[str, Suite] = {
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), _PROBED),
         Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(find_finetuned, "paraphrase"), _PROBED),
         Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), ("languages",)),
-        Suite("pos", "ud/xx_…-ud-test.conllu.gz, including English dev", partial(find_finetuned, "pos"), _PROBED[1:]),
+        Suite("pos", "ud/xx_…-ud-test.conllu.gz, including English dev", partial(find_finetuned, "pos"), _PROBED[2:]),
         Suite(
             "mteb",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, sib200, xquad-r, or tasks of MTEB",
             encoders.find_mteb,
-            ("prompt", "languages", "split", "strip_quotes"),
+            ("prompt", "bf16", "languages", "split", "strip_quotes"),
         ),
     )
 }

@@ -32,6 +32,7 @@ from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claim_folder
 from metaphrase.io.tables import titled_table
 from metaphrase.io.work_folders import read_part, write_part
+from metaphrase.modeling.precision import bfloat16
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ _FINE_TUNED = {task.suite for task in FINETUNED.values()}
 _APPLIES = {
     setting: {name for name, suite in SUITES.items() if setting in suite.reads}
     for setting in (
-        *("prompt", "split", "text_equality", "margin_k", "strip_quotes", "margin", "k", "retrieval"),
+        *("prompt", "bf16", "split", "text_equality", "margin_k", "strip_quotes", "margin", "k", "retrieval"),
         *("answer_text", "trained_languages", "transfer"),
     )
 }
@@ -155,7 +156,7 @@ class EvaluateOptions(Settings):
         for name, applies in _APPLIES.items():
             if getattr(self, name) == defaults[name]:
                 continue
-            if name in ("prompt", "pooling", "layer", "max_length"):
+            if name in ("prompt", "bf16", "pooling", "layer", "max_length"):
                 applies = applies - (_FINE_TUNED - set(PROBED_BY[self.transfer]))
             if not applies & set(self.suites):
                 raise UsageError(
@@ -343,7 +344,8 @@ def _plan(
 
     A benchmark with a cached result has None.
     """
-    speed = encoding_speed(subject.model, batch_size=subject.batch_size)
+    with bfloat16(subject.model, enabled=subject.settings.bf16):
+        speed = encoding_speed(subject.model, batch_size=subject.batch_size)
     table = titled_table("Benchmarks", "name", "suite", "protocol", right=["minutes"])
     plan: list[float | None] = []
     for one in benchmarks:
@@ -423,7 +425,7 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
         described += f", candidates {passage!r}"
     return (
         f"{benchmark.protocol}; {encoder['pooling']} pooling of layer {encoder['layer']}, {encoder['max_length']} tokens, "
-        f"{described}"
+        f"{described}{', bfloat16' * subject.settings.bf16}"
     )
 
 
