@@ -19,13 +19,15 @@ from sentence_transformers import SentenceTransformer
 import metaphrase.encoders.starter
 from metaphrase.cli import main
 from metaphrase.encoders.debiasing import without_directions
-from metaphrase.encoders.loading import VECTOR_FILE, find_model, load_encoder, origin_of
+from metaphrase.encoders.folders import VECTOR_FILE
+from metaphrase.encoders.loading import encoder_files, find_model, full_name, load_encoder, model_folder, origin_of
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import weights_digests
 from metaphrase.publishing.merging import MergeOptions, merge
+from metaphrase.publishing.provenance import find_card
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
 
@@ -123,6 +125,17 @@ def test_a_local_folder_has_precedence(installed, tiny_encoder_dir):
     assert origin_of(load_encoder(f"{NAME}@0.1.0", device="cpu")).endswith(
         f" + {NAME}@0.1.0"
     )  # a folder has no version
+
+
+@pytest.mark.parametrize("folder", [NAME, f"{NAME}@0.1.0"])
+def test_a_folder_without_a_model_hides_no_installed_model(installed, package, folder):
+    (Path(folder) / "2_Dense").mkdir(parents=True)
+    for file in ("README.md", "2_Dense/config.json"):
+        (Path(folder) / file).write_text("{}")
+    assert origin_of(load_encoder(folder, device="cpu")).endswith(f" + {NAME}@0.1.0")
+    assert (find_model(folder)[0], full_name(folder)) == (folder, f"{NAME}@0.1.0")
+    assert (model_folder(folder), encoder_files(folder)) == (None, [])
+    assert find_card(folder) == installed / "README.md"
 
 
 @pytest.mark.parametrize("name", [NAME, f"starter + {VECTOR_FILE}"])

@@ -17,6 +17,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.checks import REFERENCE, reference_difference
+from metaphrase.encoders.folders import holds_model
 from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.digests import file_facts, weights_digest
@@ -48,11 +49,14 @@ def installed_models() -> dict[str, EntryPoint]:
 
 
 def installed_model(name: str) -> InstalledModel | None:
-    """The installed model of a name with or without a version; None if there is none, or if a local folder has the name."""
-    local = Path(name).exists()
+    """The installed model of a name, with or without a version.
+
+    None if there is none, or if a folder of that name holds a model.
+    """
+    place = Path(name)
     name, _, version = name.partition("@")
-    entry = None if local else installed_models().get(name)
-    if entry is None:
+    entry = installed_models().get(name)
+    if entry is None or holds_model(place):
         return None
     found = entry.dist.version if entry.dist is not None else "0"
     if version not in ("", found):

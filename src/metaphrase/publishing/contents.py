@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints, read_manifest
 from metaphrase.encoders.adapters import ADAPTER_FILES
 from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST
-from metaphrase.encoders.loading import VECTOR_FILE
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
 from metaphrase.io.digests import file_facts, file_sha256
 

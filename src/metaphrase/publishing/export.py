@@ -27,7 +27,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, split_vectors
+from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, model_folder, split_vectors
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare, languages_in_words
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -397,7 +397,7 @@ def _source(name: str) -> Path | None:
     """The folder of a model, if it has one."""
     if is_starter(name):
         return find_folder(name)[1]
-    return Path(name) if Path(name).is_dir() else None
+    return None if split_vectors(name)[1] else model_folder(name)
 
 
 def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:

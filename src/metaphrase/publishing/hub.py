@@ -28,8 +28,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from metaphrase.checkpoints.folders import TRAINING_ARGS
 from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST, check_files, is_packaged
-from metaphrase.encoders.loading import VECTOR_FILE, is_starter, split_vectors
+from metaphrase.encoders.loading import is_starter, split_vectors
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
