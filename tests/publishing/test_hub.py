@@ -1325,8 +1325,19 @@ class TestVector:
         (vector.parent / "reference.json").write_text(json.dumps(reference))
         facts = {"weights": weights_digest(model), "files": {vector.name: file_facts(vector)}}
         (vector.parent / "release.json").write_text(json.dumps(facts))
-        (vector.parent / "README.md").write_text("---\nlicense: mit\n---\n# The card of the package\n")
+        packaged = Path(__file__).parents[2] / "models/metaphrase-e5-small/metaphrase_e5_small/README.md"
+        shutil.copy(packaged, vector.parent)
         assert main(["push", str(vector), "--repo", "acme/package"]) == 0
+        card = Path(hf_hub_download("acme/package", "README.md")).read_text(encoding="utf-8")
+        assert re.findall(
+            r"pip install \..*|load_encoder\(.*?\)|metaphrase (?:adapt|pull|evaluate) .*?[`\n]", card
+        ) == [
+            "pip install .    # in a clone of metaphrase",
+            'load_encoder("acme/package")',
+            "metaphrase adapt --model acme/package`",
+            "metaphrase pull acme/package my-encoder\n",
+            "metaphrase evaluate acme/package --baseline starter --data …`",
+        ]
         names = ["README.md", "reference.json", "release.json", "task_vector.safetensors"]
         assert remote_files(online, "acme/package") == names
         assert load_encoder("acme/package", device="cpu").encode(TEXTS) == pytest.approx(model.encode(TEXTS))

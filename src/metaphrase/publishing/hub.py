@@ -45,7 +45,7 @@ from metaphrase.io.redaction import redact, without_tokens
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.contents import CARD, NOTICES, belongs_to_release, copy_release
 from metaphrase.publishing.corpus_card import corpus_card
-from metaphrase.publishing.examples import name_model
+from metaphrase.publishing.examples import name_model, name_package
 from metaphrase.publishing.merging import vector_card
 from metaphrase.publishing.provenance import stated_languages
 from metaphrase.publishing.release import verify
@@ -161,8 +161,8 @@ def push_vector(
 ) -> str:
     """Upload a task vector with its card; ``load_encoder("organisation/name")`` adds it to its base.
 
-    The vector of a model package is uploaded with the package's card, digests, reference embeddings, licence and notices. The
-    commit deletes files of a release in the repository. Other files are kept.
+    The vector of a model package is uploaded with the package's card, whose examples name the repository, its digests,
+    reference embeddings, licence and notices. The commit deletes files of a release in the repository. Other files are kept.
 
     Args:
         path: A file that ``metaphrase merge --vector`` wrote.
@@ -195,7 +195,7 @@ def push_vector(
     beside = [folder / name for name in (CARD, MANIFEST, REFERENCE, *NOTICES)]
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         card = (
-            beside[0].read_text(encoding="utf-8")
+            name_package(beside[0].read_text(encoding="utf-8"), repo_id)
             if packaged
             else vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
         )
