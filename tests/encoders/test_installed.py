@@ -20,6 +20,7 @@ import metaphrase.encoders.starter
 from metaphrase.cli import main
 from metaphrase.encoders.debiasing import without_directions
 from metaphrase.encoders.folders import VECTOR_FILE
+from metaphrase.encoders.installed import installed_model
 from metaphrase.encoders.loading import encoder_files, find_model, full_name, load_encoder, model_folder, origin_of
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.digests import weights_digest
@@ -262,6 +263,21 @@ def test_an_unknown_name_lists_the_installed_models(installed, monkeypatch, caps
     assert "organisation/name" in capsys.readouterr().err
     with pytest.raises(MissingFileError):
         load_encoder("none/such/model")
+
+
+@pytest.mark.parametrize(("value", "is_found"), [("outer.inner", True), ("outer.lost", False), ("lost.inner", False)])
+def test_a_package_may_be_nested(installed, value, is_found):
+    outer = installed.parent / "outer"
+    outer.mkdir()
+    (outer / "__init__.py").write_text("raise RuntimeError")  # its code is not run
+    installed.rename(outer / "inner")
+    (info,) = installed.parent.glob("*.dist-info")
+    (info / "entry_points.txt").write_text(f"[metaphrase.models]\n{NAME} = {value}\n")
+    if is_found:
+        assert installed_model(NAME).folder == outer / "inner"
+    else:
+        with pytest.raises(ModelFileError, match=rf"The package of {NAME} has no folder {value}\. Install it again"):
+            load_encoder(NAME)
 
 
 def test_the_base_may_be_missing(installed, monkeypatch, tmp_path):

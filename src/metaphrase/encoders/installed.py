@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,11 +64,19 @@ def installed_model(name: str) -> InstalledModel | None:
         raise ModelError(
             f"{name} {found} is installed, but version {version} was requested. Install that version, or omit @{version}."
         )
-    spec = find_spec(entry.module)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:
+    if (folder := _package_folder(entry.module)) is None:
         raise ModelFileError(f"The package of {name} has no folder {entry.value}. Install it again.")
-    return InstalledModel(name, found, Path(places[0]))
+    return InstalledModel(name, found, folder)
+
+
+def _package_folder(module: str) -> Path | None:
+    """The folder of a package, also of one in another package, whose code is not run."""
+    outer, *inner = module.split(".")
+    spec = find_spec(outer)
+    for name in inner:
+        spec = spec and PathFinder.find_spec(name, spec.submodule_search_locations or ())
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]) if places else None
 
 
 def suggestion(name: str, others: tuple[str, ...] = ()) -> str:
