@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -36,7 +37,7 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
-from metaphrase.io.locks import LOCK, exclusive
+from metaphrase.io.locks import LOCK, exclusive, not_writable
 from metaphrase.io.outputs import FAILED_RELEASE
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, NOTICES, RECIPE, weights_digests, write_manifest
@@ -286,12 +287,19 @@ def stored_recipe(folder: Path) -> dict[str, Any] | None:
 
 
 def check_destination(output_dir: str | Path) -> None:
-    """Check that an export overwrites nothing, and does not replace the current folder."""
+    """Check that an export overwrites nothing, replaces neither the current folder nor a mounted one, and can be written."""
     folder = Path(output_dir)
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists. Nothing is overwritten: choose another --output_dir, or delete it.")
     if folder.resolve() == Path.cwd():
         raise UsageError(f"{folder} is the current folder, but a new one is written. Choose another --output_dir.")
+    if folder.is_mount():
+        raise UsageError(f"{folder} is a mounted folder, which cannot be replaced. Name a new folder in it.")
+    place = next(filter(Path.exists, folder.resolve().parents))
+    try:
+        TemporaryDirectory(prefix=".metaphrase-", dir=place).cleanup()
+    except OSError as error:
+        raise not_writable(folder, error) from error
 
 
 def size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str, str]]:
