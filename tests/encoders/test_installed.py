@@ -171,6 +171,11 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert main(["pull", NAME, "mine", "more"]) == 2
 
 
+def test_it_is_pulled_into_a_folder_of_its_name(installed, capsys):
+    assert main(["pull", NAME, NAME]) == 0
+    assert f"Wrote {NAME}: {NAME}@0.1.0." in capsys.readouterr().out
+
+
 def test_a_vector_of_a_model_that_was_tuned_from_it(installed):
     """A vector is added to the base or to the sum, whichever it was made from, and names that with its version."""
     model = load_encoder(NAME, device="cpu")
