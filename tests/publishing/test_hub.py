@@ -1316,7 +1316,7 @@ class TestVector:
         assert f'SentenceTransformer("{tmp_path / "pulled"}")' in card.text
 
     @pytest.mark.long
-    def test_the_vector_of_a_package_is_pushed_with_its_digests(self, online, tuned, tmp_path):
+    def test_the_vector_of_a_package_is_pushed_with_its_digests(self, online, tuned, tmp_path, capsys):
         vector = tmp_path / "package" / "task_vector.safetensors"
         vector.parent.mkdir()
         assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0
@@ -1341,8 +1341,18 @@ class TestVector:
         names = ["README.md", "reference.json", "release.json", "task_vector.safetensors"]
         assert remote_files(online, "acme/package") == names
         assert load_encoder("acme/package", device="cpu").encode(TEXTS) == pytest.approx(model.encode(TEXTS))
+        assert main(["push", str(vector.parent), "--repo", "acme/package"]) == 2
+        assert (
+            f"is not a release folder: missing modules.json and config.json. Push {vector}." in capsys.readouterr().err
+        )
+        (vector.parent / "README.md").write_bytes(b"caf\xe9")
+        assert main(["push", str(vector), "--repo", "acme/package"]) == 2
+        assert f"{vector.parent / 'README.md'} is not in UTF-8. Save it in UTF-8" in capsys.readouterr().err
+        (vector.parent / "README.md").unlink()
         (vector.parent / "release.json").write_text(json.dumps(facts | {"weights": "0"}))
         assert main(["push", str(vector), "--repo", "acme/package"]) == 0
+        card = Path(hf_hub_download("acme/package", "README.md")).read_text(encoding="utf-8")
+        assert 'load_encoder("acme/package")` loads the base' in card
         with pytest.raises(ModelFileError, match=r"merged weights of acme/package have the digest"):
             load_encoder("acme/package", device="cpu")
 

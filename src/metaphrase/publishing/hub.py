@@ -108,12 +108,7 @@ def push(
         copy = Path(place)
         names = copy_release(Path(folder), copy, with_heads=with_heads)
         for name in {CARD, TRAINING_ARGS} & set(names):
-            try:
-                text = name_model(redact((copy / name).read_text(encoding="utf-8")), repo_id)
-            except UnicodeDecodeError as error:
-                raise ModelFileError(
-                    f"{Path(folder) / name} is not in UTF-8. Save it in UTF-8, and push again."
-                ) from error
+            text = name_model(redact(_text(copy / name, Path(folder) / name)), repo_id)
             (copy / name).write_text(text, encoding="utf-8")
         if check:
             verify(copy, name=str(folder))
@@ -195,8 +190,8 @@ def push_vector(
     beside = [folder / name for name in (CARD, MANIFEST, REFERENCE, *NOTICES)]
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         card = (
-            name_package(beside[0].read_text(encoding="utf-8"), repo_id)
-            if packaged
+            name_package(_text(beside[0]), repo_id)
+            if packaged and beside[0].is_file()
             else vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
         )
         (Path(place) / CARD).write_text(redact(card), encoding="utf-8")
@@ -207,6 +202,14 @@ def push_vector(
             replaces=belongs_to_release,
             check=check,
         )
+
+
+def _text(path: Path, original: Path | None = None) -> str:
+    """The text of a file, which may be a copy of another."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{original or path} is not in UTF-8. Save it in UTF-8, and push again.") from error
 
 
 def push_command(
