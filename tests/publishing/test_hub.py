@@ -19,6 +19,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -286,6 +287,13 @@ class TestRefusals:
         with pytest.raises(PermissionError, match=r"set HF_TOKEN or run `hf auth login`"):
             push(released, "acme/tiny")
         assert online.requests == []
+
+    def test_an_empty_revision_is_no_branch(self, online, released):
+        with pytest.raises(UsageError, match="The name of the branch is empty"):
+            push(released, "acme/tiny", revision="")
+        assert online.requests == []
+        with pytest.raises(UsageError, match="The revision of acme/tiny is empty"):
+            load_encoder("acme/tiny@")
 
     def test_a_vanished_repository(self, online, released):
         online.faults.append({"path": "/preupload/", "status": 404, "code": "RepoNotFound"})
@@ -796,6 +804,15 @@ class TestHeadsAndCorpora:
         pq.write_table(Dataset.from_dict({"text": ["a"]}).data.table, tmp_path / "y.parquet")
         with pytest.raises(ValueError, match=r"is not a bitext: it has the columns text"):
             push_corpus(tmp_path / "y.parquet", "acme/corpus")
+        row = {"source": ["a"], "target": ["b"], "source_lang": ["sw"]}
+        for name, values, kind in (
+            ("target", [1], "int64"),
+            ("source_lang", [1], "int64"),
+            ("source", [None], "null"),
+        ):
+            pq.write_table(pa.table(row | {name: values}), tmp_path / "n.parquet")
+            with pytest.raises(UsageError, match=f"its column {name} holds {kind}, but requires text"):
+                push_corpus(tmp_path / "n.parquet", "acme/corpus")
         with pytest.raises(
             FileNotFoundError, match=r"The file \S+z.parquet does not exist. Name a .parquet file that"
         ):

@@ -256,6 +256,8 @@ def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
     name, revision = split_revision(str(name_or_path))
     if not name:
         raise UsageError("The name of a model is empty. Pass 'starter', a folder, an installed model or a Hub id.")
+    if revision == "":
+        raise UsageError(f"The revision of {name} is empty. Name one after the @, or omit the @.")
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
 

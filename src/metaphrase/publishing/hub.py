@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 #: Path of a pushed corpus in its repository.
 CORPUS_FILE = "data/train.parquet"
+_TEXT_COLUMNS = ("source", "target", "source_lang", "target_lang")
+_STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 
 
 class CommitOptions(TypedDict, total=False):
@@ -274,6 +276,8 @@ class _Repository:
 
     def __post_init__(self) -> None:
         _check_name(self.repo_id, bare=self.bare)
+        if self.revision == "":
+            raise UsageError("The name of the branch is empty. Pass one, or omit it to push to main.")
         if self.token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
             raise HubAccessError(
                 f"Pushing to {self.repo_id} requires a token with write access: set HF_TOKEN or run `hf auth login`. "
@@ -410,4 +414,8 @@ def _corpus_facts(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} is not a bitext: it has the columns {', '.join(columns)}, but requires source and target."
         )
+    for name in filter(columns.__contains__, _TEXT_COLUMNS):
+        kind = table.schema_arrow.field(name).type
+        if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in _STRINGS:
+            raise UsageError(f"{path} is not a bitext: its column {name} holds {kind}, but requires text.")
     return {"pairs": table.metadata.num_rows, "columns": columns, "languages": sorted(languages)}
