@@ -176,13 +176,14 @@ def test_it_is_pulled_into_a_folder_of_its_name(installed, capsys):
     assert f"Wrote {NAME}: {NAME}@0.1.0." in capsys.readouterr().out
 
 
-def test_a_vector_of_a_model_that_was_tuned_from_it(installed):
+@pytest.mark.parametrize("name", [NAME, f"{NAME}@0.1.0"])
+def test_a_vector_of_a_model_that_was_tuned_from_it(installed, name):
     """A vector is added to the base or to the sum, whichever it was made from, and names that with its version."""
     model = load_encoder(NAME, device="cpu")
     with torch.no_grad():
         model[0].auto_model.encoder.layer[0].output.dense.weight.add_(0.01)
     model.save_pretrained("tuned", create_model_card=False)
-    merge(MergeOptions([NAME, "tuned"], alpha=1.0, vector="more.safetensors", output_dir="merged"))
+    merge(MergeOptions([name, "tuned"], alpha=1.0, vector="more.safetensors", output_dir="merged"))
     assert "intfloat" in Path("merged/LICENSE").read_text(encoding="utf-8")
     assert "Universal Declaration" in Path("merged/NOTICE.md").read_text(encoding="utf-8")
     assert TaskVector.load("more.safetensors").base_name == f"{NAME}@0.1.0"

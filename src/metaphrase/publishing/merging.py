@@ -375,8 +375,8 @@ def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | N
 
 def _public_name(name: str) -> str:
     """The name of a model or file without its folder; with its source, version or commit if it is known."""
-    if (full := full_name(name)) != name or is_starter(name):
-        return full
+    if is_starter(name) or installed_model(name):
+        return full_name(name)
     if Path(name).exists():
         return Path(name).name
     found, folder = find_folder(name)
