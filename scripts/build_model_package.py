@@ -30,8 +30,9 @@ from vector_precision import table as precision_table
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST
-from metaphrase.encoders.loading import VECTOR_FILE, is_starter, load_encoder
+from metaphrase.encoders.loading import is_starter, load_encoder
 from metaphrase.encoders.starter import LICENSE
 from metaphrase.io.digests import file_facts, model_hash, weights_digest
 from metaphrase.io.environment import prepare_process, versions

@@ -239,6 +239,7 @@ def test_metadata_that_cannot_be_read_are_told(command, source, tmp_path, caplog
         (["--layers", "3"], "the encoder has 2"),
         (["--keep_layers", "4"], "Unknown layer 4"),
         (["--languages", "de"], "The package has no text of de"),
+        (["--languages", ""], "--languages names no language"),
         (["--format", "onnx"], "Unknown option --format"),
     ],
 )

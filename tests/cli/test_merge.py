@@ -360,6 +360,12 @@ def test_nothing_is_written_if_nothing_can_be_gained(base, aligned, dev, texts, 
     assert not (tmp_path / "out").exists()
 
 
+def test_repeated_texts_count_once(base, aligned, dev, texts, tmp_path):
+    texts.write_text("guten Tag\n" * 3 + texts.read_text(encoding="utf-8"), encoding="utf-8")
+    words = ["--alpha", "auto", "--dev", dev, "--texts", texts, "--max_items", 3, "-o", tmp_path / "out"]
+    assert command(base, aligned, *words) == 1  # nothing can be gained
+
+
 def test_an_encoder_without_a_prompt_gains_nothing_by_that(tiny_encoder, texts, bitext, tmp_path, capsys):
     """The base counts with its better prompt: here none, with which it is perfect."""
     sentences = [row["source"] for row in bitext]
@@ -389,6 +395,7 @@ def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
         "Pass them with --alpha auto": ["--alpha", 0.5, "--dev", dev],
         "have the same name": ["--alpha", "auto", "--dev", dev, "--guard", dev],
         "must be a number that is finite or 'auto'": ["--alpha", "most"],
+        "--max_items must be a whole number from 3 to": ["--alpha", "auto", "--dev", dev, "--max_items", 2],
         "no development data": ["--alpha", "auto", "--dev", tmp_path],
         "Files of --texts have the same name": ["--alpha", "auto", "--dev", dev, "--texts", "a/de.txt", "b/de.txt"],
     }

@@ -68,9 +68,18 @@ def test_what_is_missing_or_unknown_is_said(pushed, argv, message, capsys):
     assert pushed == []
 
 
-@pytest.mark.parametrize(("folder", "reason"), [("", "is not a release folder"), ("runs/sw", "does not exist")])
-def test_a_folder_without_a_release_is_one_line(tmp_path, folder, reason, capsys):
-    assert main(["push", str(tmp_path / folder), "--to", "acme/sw"]) == 2
+@pytest.mark.parametrize(
+    ("folder", "options", "reason"),
+    [
+        ("", [], "is not a release folder"),
+        ("runs/sw", [], "does not exist"),
+        ("runs/sw", ["--vector"], "does not exist"),
+        ("", ["--vector"], "has no readable run.json"),
+    ],
+)
+def test_a_folder_without_a_release_is_one_line(tmp_path, folder, options, reason, capsys):
+    (tmp_path / "run.json").write_text('{"model": null}')
+    assert main(["push", str(tmp_path / folder), "--to", "acme/sw", *options]) == 2
     lines = capsys.readouterr().err.strip().split("\n")
     assert len(lines) == 1
     assert reason in lines[0]

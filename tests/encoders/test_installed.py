@@ -19,13 +19,16 @@ from sentence_transformers import SentenceTransformer
 import metaphrase.encoders.starter
 from metaphrase.cli import main
 from metaphrase.encoders.debiasing import without_directions
-from metaphrase.encoders.loading import VECTOR_FILE, find_model, load_encoder, origin_of
+from metaphrase.encoders.folders import VECTOR_FILE
+from metaphrase.encoders.installed import installed_model
+from metaphrase.encoders.loading import encoder_files, find_model, full_name, load_encoder, model_folder, origin_of
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import weights_digests
 from metaphrase.publishing.merging import MergeOptions, merge
+from metaphrase.publishing.provenance import find_card
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
 
@@ -125,6 +128,17 @@ def test_a_local_folder_has_precedence(installed, tiny_encoder_dir):
     )  # a folder has no version
 
 
+@pytest.mark.parametrize("folder", [NAME, f"{NAME}@0.1.0"])
+def test_a_folder_without_a_model_hides_no_installed_model(installed, package, folder):
+    (Path(folder) / "2_Dense").mkdir(parents=True)
+    for file in ("README.md", "2_Dense/config.json"):
+        (Path(folder) / file).write_text("{}")
+    assert origin_of(load_encoder(folder, device="cpu")).endswith(f" + {NAME}@0.1.0")
+    assert (find_model(folder)[0], full_name(folder)) == (folder, f"{NAME}@0.1.0")
+    assert (model_folder(folder), encoder_files(folder)) == (None, [])
+    assert find_card(folder) == installed / "README.md"
+
+
 @pytest.mark.parametrize("name", [NAME, f"starter + {VECTOR_FILE}"])
 def test_an_export_keeps_its_licence_notices_and_base_model(installed, name):
     shutil.copy(installed / VECTOR_FILE, VECTOR_FILE)
@@ -157,13 +171,19 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert main(["pull", NAME, "mine", "more"]) == 2
 
 
-def test_a_vector_of_a_model_that_was_tuned_from_it(installed):
+def test_it_is_pulled_into_a_folder_of_its_name(installed, capsys):
+    assert main(["pull", NAME, NAME]) == 0
+    assert f"Wrote {NAME}: {NAME}@0.1.0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [NAME, f"{NAME}@0.1.0"])
+def test_a_vector_of_a_model_that_was_tuned_from_it(installed, name):
     """A vector is added to the base or to the sum, whichever it was made from, and names that with its version."""
     model = load_encoder(NAME, device="cpu")
     with torch.no_grad():
         model[0].auto_model.encoder.layer[0].output.dense.weight.add_(0.01)
     model.save_pretrained("tuned", create_model_card=False)
-    merge(MergeOptions([NAME, "tuned"], alpha=1.0, vector="more.safetensors", output_dir="merged"))
+    merge(MergeOptions([name, "tuned"], alpha=1.0, vector="more.safetensors", output_dir="merged"))
     assert "intfloat" in Path("merged/LICENSE").read_text(encoding="utf-8")
     assert "Universal Declaration" in Path("merged/NOTICE.md").read_text(encoding="utf-8")
     assert TaskVector.load("more.safetensors").base_name == f"{NAME}@0.1.0"
@@ -249,6 +269,21 @@ def test_an_unknown_name_lists_the_installed_models(installed, monkeypatch, caps
     assert "organisation/name" in capsys.readouterr().err
     with pytest.raises(MissingFileError):
         load_encoder("none/such/model")
+
+
+@pytest.mark.parametrize(("value", "is_found"), [("outer.inner", True), ("outer.lost", False), ("lost.inner", False)])
+def test_a_package_may_be_nested(installed, value, is_found):
+    outer = installed.parent / "outer"
+    outer.mkdir()
+    (outer / "__init__.py").write_text("raise RuntimeError")  # its code is not run
+    installed.rename(outer / "inner")
+    (info,) = installed.parent.glob("*.dist-info")
+    (info / "entry_points.txt").write_text(f"[metaphrase.models]\n{NAME} = {value}\n")
+    if is_found:
+        assert installed_model(NAME).folder == outer / "inner"
+    else:
+        with pytest.raises(ModelFileError, match=rf"The package of {NAME} has no folder {value}\. Install it again"):
+            load_encoder(NAME)
 
 
 def test_the_base_may_be_missing(installed, monkeypatch, tmp_path):

@@ -118,6 +118,8 @@ def package(tmp_path, monkeypatch) -> Path:
     (folder / "outside" / "__init__.py").touch()
     (folder / "outside" / "losses.py").write_text(MODULE)
     (folder / "outside" / "broken.py").write_text("class (")
+    (folder / "outside" / "needy.py").write_text("import nowhere")
+    (folder / "outside" / "script.py").write_text("raise SystemExit(1)")
     monkeypatch.syspath_prepend(str(folder))
     yield folder
     for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
@@ -186,10 +188,17 @@ def test_an_installed_package_adds_an_objective(package, tmp_path):
         ),
         ("outside.losses:Distance", {"power": "two"}, r"1:\d+: 'power' in .* must be a whole number, but is 'two'"),
         ("outside.losses:Distance", {"scale": "x"}, "must be a number, but is 'x'"),
-        ("outside.losses:Lost", {}, "cannot be imported: .*no attribute 'Lost'"),
-        ("nowhere.losses:Distance", {}, "cannot be imported: No module named 'nowhere'. Install its package"),
+        ("outside.losses:Distanse", {}, r"outside\.losses has no 'Distanse' \(did you mean 'Distance'\?\)\."),
         ("json:dumps", {}, "is not an objective: it must be a subclass of metaphrase.Objective"),
-        ("outside.broken:Distance", {}, "cannot be imported: .*invalid syntax"),
+        ("nowhere.losses:Distance", {}, "cannot be imported: No module named 'nowhere'. Install its package"),
+        ("outside.lost:Distance", {}, "cannot be imported: No module named 'outside.lost'. Install its package"),
+        ("outside.broken:Distance", {}, r"outside\.broken raises SyntaxError: invalid syntax .*\. Correct it"),
+        (
+            "outside.needy:Distance",
+            {},
+            r"outside\.needy raises ModuleNotFoundError: No module named 'nowhere'\. Correct it",
+        ),
+        ("outside.script:Distance", {}, r"outside\.script raises SystemExit: 1\. Correct it"),
         ("outside.losses:Abstract", {}, "lacks the method forward"),
         ("outside.losses:Coarse", {}, "'granularity' of .* must be one of 'sentence', .* but is 'page'"),
         ("outside.losses:Dotted", {}, "has the name 'my.distance'. Use a name without dots"),

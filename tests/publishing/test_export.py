@@ -14,10 +14,10 @@ from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
 from metaphrase.encoders.loading import find_folder, load_encoder
-from metaphrase.exceptions import HubError, UsageError
+from metaphrase.exceptions import CheckpointError, HubError, UsageError
 from metaphrase.publishing import export
 from metaphrase.publishing.contents import release_files
-from metaphrase.publishing.export import ExportOptions, drafted, prepare_export
+from metaphrase.publishing.export import ExportOptions, check_destination, drafted, prepare_export
 from metaphrase.publishing.hub import push
 from tests.conftest import BITEXT
 from tests.faults.children import Child
@@ -176,6 +176,22 @@ def test_unusual_destinations(tiny_encoder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UsageError, match="is the current folder"), drafted(tiny_encoder, "."):
         pass
+
+
+def test_a_destination_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"pipe exists\. Nothing is overwritten"):
+        check_destination(tmp_path / "pipe")
+    for place in (tmp_path / "file" / "out", tmp_path / "pipe" / "new" / "out", Path("/proc/out")):
+        with pytest.raises(CheckpointError, match=f"The output folder {place} is not writable"):
+            check_destination(place)
+    check_destination(tmp_path / "new" / "out")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "empty")
+    with pytest.raises(UsageError, match="empty is a mounted folder, which cannot be replaced"):
+        check_destination(tmp_path / "empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "pipe"]
 
 
 @pytest.mark.parametrize("kept", [{"languages": ["en"]}, {"texts": [str(BITEXT)]}])

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -286,6 +287,13 @@ class TestRefusals:
         with pytest.raises(PermissionError, match=r"set HF_TOKEN or run `hf auth login`"):
             push(released, "acme/tiny")
         assert online.requests == []
+
+    def test_an_empty_revision_is_no_branch(self, online, released):
+        with pytest.raises(UsageError, match="The name of the branch is empty"):
+            push(released, "acme/tiny", revision="")
+        assert online.requests == []
+        with pytest.raises(UsageError, match="The revision of acme/tiny is empty"):
+            load_encoder("acme/tiny@")
 
     def test_a_vanished_repository(self, online, released):
         online.faults.append({"path": "/preupload/", "status": 404, "code": "RepoNotFound"})
@@ -796,6 +804,15 @@ class TestHeadsAndCorpora:
         pq.write_table(Dataset.from_dict({"text": ["a"]}).data.table, tmp_path / "y.parquet")
         with pytest.raises(ValueError, match=r"is not a bitext: it has the columns text"):
             push_corpus(tmp_path / "y.parquet", "acme/corpus")
+        row = {"source": ["a"], "target": ["b"], "source_lang": ["sw"]}
+        for name, values, kind in (
+            ("target", [1], "int64"),
+            ("source_lang", [1], "int64"),
+            ("source", [None], "null"),
+        ):
+            pq.write_table(pa.table(row | {name: values}), tmp_path / "n.parquet")
+            with pytest.raises(UsageError, match=f"its column {name} holds {kind}, but requires text"):
+                push_corpus(tmp_path / "n.parquet", "acme/corpus")
         with pytest.raises(
             FileNotFoundError, match=r"The file \S+z.parquet does not exist. Name a .parquet file that"
         ):
@@ -1316,7 +1333,7 @@ class TestVector:
         assert f'SentenceTransformer("{tmp_path / "pulled"}")' in card.text
 
     @pytest.mark.long
-    def test_the_vector_of_a_package_is_pushed_with_its_digests(self, online, tuned, tmp_path):
+    def test_the_vector_of_a_package_is_pushed_with_its_digests(self, online, tuned, tmp_path, capsys):
         vector = tmp_path / "package" / "task_vector.safetensors"
         vector.parent.mkdir()
         assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0
@@ -1325,13 +1342,34 @@ class TestVector:
         (vector.parent / "reference.json").write_text(json.dumps(reference))
         facts = {"weights": weights_digest(model), "files": {vector.name: file_facts(vector)}}
         (vector.parent / "release.json").write_text(json.dumps(facts))
-        (vector.parent / "README.md").write_text("---\nlicense: mit\n---\n# The card of the package\n")
+        packaged = Path(__file__).parents[2] / "models/metaphrase-e5-small/metaphrase_e5_small/README.md"
+        shutil.copy(packaged, vector.parent)
         assert main(["push", str(vector), "--repo", "acme/package"]) == 0
+        card = Path(hf_hub_download("acme/package", "README.md")).read_text(encoding="utf-8")
+        assert re.findall(
+            r"pip install \..*|load_encoder\(.*?\)|metaphrase (?:adapt|pull|evaluate) .*?[`\n]", card
+        ) == [
+            "pip install .    # in a clone of metaphrase",
+            'load_encoder("acme/package")',
+            "metaphrase adapt --model acme/package`",
+            "metaphrase pull acme/package my-encoder\n",
+            "metaphrase evaluate acme/package --baseline starter --data …`",
+        ]
         names = ["README.md", "reference.json", "release.json", "task_vector.safetensors"]
         assert remote_files(online, "acme/package") == names
         assert load_encoder("acme/package", device="cpu").encode(TEXTS) == pytest.approx(model.encode(TEXTS))
+        assert main(["push", str(vector.parent), "--repo", "acme/package"]) == 2
+        assert (
+            f"is not a release folder: missing modules.json and config.json. Push {vector}." in capsys.readouterr().err
+        )
+        (vector.parent / "README.md").write_bytes(b"caf\xe9")
+        assert main(["push", str(vector), "--repo", "acme/package"]) == 2
+        assert f"{vector.parent / 'README.md'} is not in UTF-8. Save it in UTF-8" in capsys.readouterr().err
+        (vector.parent / "README.md").unlink()
         (vector.parent / "release.json").write_text(json.dumps(facts | {"weights": "0"}))
         assert main(["push", str(vector), "--repo", "acme/package"]) == 0
+        card = Path(hf_hub_download("acme/package", "README.md")).read_text(encoding="utf-8")
+        assert 'load_encoder("acme/package")` loads the base' in card
         with pytest.raises(ModelFileError, match=r"merged weights of acme/package have the digest"):
             load_encoder("acme/package", device="cpu")
 

@@ -17,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module
 from transformers import AutoModel, AutoTokenizer
 
+from metaphrase.encoders.debiasing import without_directions
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import MANIFEST, release_files
 from metaphrase.publishing.release import release, verify
@@ -161,6 +162,12 @@ class TestRelease:
         assert not (released / "training_args.bin").exists()
         loaded = SentenceTransformer(str(released), device="cpu")
         assert np.array_equal(loaded.encode(TEXTS), tiny_encoder.encode(TEXTS))
+
+    def test_leaves_no_folder_of_a_module_that_it_lacks(self, tiny_encoder, tmp_path):
+        folder = release(without_directions(tiny_encoder, torch.eye(32)[:2]), tmp_path / "out", recipe=RECIPE)
+        assert (folder / "2_Dense").is_dir()
+        release(tiny_encoder, folder, recipe=RECIPE)
+        assert [path.name for path in folder.iterdir() if path.is_dir()] == ["1_Pooling"]
 
     @pytest.mark.parametrize("moved", mostly_slow(range(len(STOCK_FILES)), (0, 5, len(STOCK_FILES) - 1)))
     def test_interrupted_anywhere_never_leaves_a_half_model(self, tiny_encoder, released, monkeypatch, moved):

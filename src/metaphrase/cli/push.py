@@ -11,7 +11,7 @@ from typing import Literal
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.redaction import without_tokens
 
@@ -89,17 +89,23 @@ def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str
     """Write the task vector of a run.
 
     Raises:
+        MissingFileError: The folder does not exist.
         UsageError: The folder does not say which encoder the run started from.
     """
     from metaphrase.publishing.merging import MergeOptions, merge
 
+    if not run.is_dir():
+        raise MissingFileError(f"{run} does not exist. Name the folder of a run.")
     try:
-        base = str(json.loads((run / "run.json").read_text(encoding="utf-8"))["model"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        facts = None
+    base = facts.get("model") if isinstance(facts, dict) else None
+    if not isinstance(base, str):
         raise UsageError(
             f"{run} has no readable run.json, which names the encoder before training. Write the vector with `metaphrase "
             "merge BASE TUNED --vector FILE.safetensors --alpha 1`, and push the file."
-        ) from error
+        )
     file = str(folder / "task_vector.safetensors")
     merge(MergeOptions([base, str(run)], alpha=1.0, vector=file, bits=bits))
     return file

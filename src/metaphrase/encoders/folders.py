@@ -40,6 +40,8 @@ from metaphrase.io.redaction import excerpt
 
 CONFIG, MODULES_FILE, WEIGHTS = "config.json", "modules.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+#: File of the task vector in a folder or a repository that has nothing else to load.
+VECTOR_FILE = "task_vector.safetensors"
 
 #: Modules that a model may consist of. The first is the Transformer. Those that have weights keep them in safetensors.
 MODULES = {
@@ -102,6 +104,11 @@ _TOKENIZER_LISTS = {
 _HEADS_KEYS = {"model_type", "architectures", "dtype", "objectives", "languages", "transformers_version"}
 #: Limits of settings: bytes of a file, nesting, and parts of a model of one kind (`num_…`).
 MAX_SETTINGS_BYTES, MAX_DEPTH, MAX_PARTS = 4_000_000, 30, 2**16
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether a folder holds a model or a task vector. Its files may be incomplete."""
+    return any((folder / file).is_file() for file in (MODULES_FILE, CONFIG, VECTOR_FILE))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.checks import REFERENCE, reference_difference
+from metaphrase.encoders.folders import holds_model
 from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.digests import file_facts, weights_digest
@@ -48,22 +50,33 @@ def installed_models() -> dict[str, EntryPoint]:
 
 
 def installed_model(name: str) -> InstalledModel | None:
-    """The installed model of a name with or without a version; None if there is none, or if a local folder has the name."""
-    local = Path(name).exists()
+    """The installed model of a name, with or without a version.
+
+    None if there is none, or if a folder of that name holds a model.
+    """
+    place = Path(name)
     name, _, version = name.partition("@")
-    entry = None if local else installed_models().get(name)
-    if entry is None:
+    entry = installed_models().get(name)
+    if entry is None or holds_model(place):
         return None
     found = entry.dist.version if entry.dist is not None else "0"
     if version not in ("", found):
         raise ModelError(
             f"{name} {found} is installed, but version {version} was requested. Install that version, or omit @{version}."
         )
-    spec = find_spec(entry.module)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:
+    if (folder := _package_folder(entry.module)) is None:
         raise ModelFileError(f"The package of {name} has no folder {entry.value}. Install it again.")
-    return InstalledModel(name, found, Path(places[0]))
+    return InstalledModel(name, found, folder)
+
+
+def _package_folder(module: str) -> Path | None:
+    """The folder of a package, also of one in another package, whose code is not run."""
+    outer, *inner = module.split(".")
+    spec = find_spec(outer)
+    for name in inner:
+        spec = spec and PathFinder.find_spec(name, spec.submodule_search_locations or ())
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]) if places else None
 
 
 def suggestion(name: str, others: tuple[str, ...] = ()) -> str:

@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
-from metaphrase.encoders.folders import MODULES_FILE, open_model, read_modules
+from metaphrase.encoders.folders import MODULES_FILE, VECTOR_FILE, open_model, read_modules
 from metaphrase.encoders.installed import check_files, check_merged, installed_model, is_packaged, suggestion
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 STARTER = "starter"
 #: Between the name of a model and the names of the task vectors that are added to it.
 PLUS = " + "
-#: File of the task vector in a folder or a repository that has nothing else to load.
-VECTOR_FILE = "task_vector.safetensors"
 
 #: Names of the E5 models that are trained with the temperature 0.01; e5-mistral is trained with 0.02.
 _E5 = re.compile(r"(^|/)(multilingual-)?e5-(small|base|large)\b")
@@ -82,7 +80,8 @@ def load_encoder(
 
     Args:
         name_or_path: ``"starter"``, a folder, the name of an installed model such as ``"metaphrase-e5-small"``, or a Hub id
-            with an optional commit, tag or branch: ``organisation/name@revision``; the first of these that exists.
+            with an optional commit, tag or branch: ``organisation/name@revision``; the first of these that exists,
+            where a folder without a model does not hide an installed one.
             ``"starter@wheel"`` and ``"starter@hub"`` name the source of the starter. ``"starter + vector.safetensors"`` adds
             a task vector, or several, each with its own alpha (see :class:`metaphrase.merging.TaskVector`). A folder, package
             or repository that holds a vector alone is the base that it names, with the vector.
@@ -257,6 +256,8 @@ def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
     name, revision = split_revision(str(name_or_path))
     if not name:
         raise UsageError("The name of a model is empty. Pass 'starter', a folder, an installed model or a Hub id.")
+    if revision == "":
+        raise UsageError(f"The revision of {name} is empty. Name one after the @, or omit the @.")
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
 
@@ -321,7 +322,9 @@ def split_vectors(name: str) -> tuple[str, list[str]]:
 def model_folder(name: str | None) -> Path | None:
     """The folder of a model that is neither the starter, nor installed, nor on the Hub."""
     base = split_vectors(name)[0] if name else None
-    return Path(base) if base and not is_starter(base) and Path(base).is_dir() else None
+    if not base or is_starter(base) or not Path(base).is_dir() or installed_model(base):
+        return None
+    return Path(base)
 
 
 def encoder_files(name: str | None) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from metaphrase.exceptions import RecipeError
 from metaphrase.io.arguments import describe_type, hints_of, is_of_type
+from metaphrase.io.configuration import did_you_mean
 
 if TYPE_CHECKING:
     from metaphrase.objectives.base import Objective
@@ -105,11 +106,18 @@ def load_class(reference: str) -> type[Objective]:
     """Import an objective."""
     module, _, name = reference.partition(":")
     try:
-        cls = getattr(import_module(module), name)
-    except Exception as error:  # the module may raise any
+        found = import_module(module)
+        cls = getattr(found, name, None)
+    except (Exception, SystemExit) as error:  # the module may raise any
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            reason = f"{error}. Install its package, or add its folder to PYTHONPATH."
+        else:
+            reason = f"{module} raises {type(error).__name__}: {error}. Correct it, or install what it imports."
+        raise RecipeError(f"The objective {reference!r} cannot be imported: {reason}") from error
+    if cls is None:
         raise RecipeError(
-            f"The objective {reference!r} cannot be imported: {error}. Install its package, or add its folder to PYTHONPATH."
-        ) from error
+            f"The objective {reference!r} cannot be imported: {module} has no {name!r}{did_you_mean(name, vars(found))}."
+        )
     check_class(cls, repr(reference))
     return cls
 

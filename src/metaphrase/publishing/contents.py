@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints, read_manifest
 from metaphrase.encoders.adapters import ADAPTER_FILES
 from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST
-from metaphrase.encoders.loading import VECTOR_FILE
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
 from metaphrase.io.digests import file_facts, file_sha256
 
@@ -125,9 +125,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise ModelFileError(f"{folder / MANIFEST} lists {unknown[0]!r}, which is not a file of a release. {_REMEDY}")
     if missing := missing or [name for name in {**files, CARD: None} if not (folder / name).exists()]:
         found = f"is not a release folder: missing {' and '.join(missing)}" if folder.exists() else "does not exist"
-        raise MissingFileError(
-            f"{folder} {found}. Push the output folder of a training run, or one that `metaphrase.release` wrote."
+        vector = folder / VECTOR_FILE
+        what = (
+            vector
+            if vector.is_file()
+            else "the output folder of a training run, or one that `metaphrase.release` wrote"
         )
+        raise MissingFileError(f"{folder} {found}. Push {what}.")
     return files
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -21,7 +21,7 @@ from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, load_g
 from metaphrase.evaluation.guards import Guard, chance_in_words, changes_in_words, choose_alpha, data_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import Count, checked
+from metaphrase.io.arguments import Count, Range, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
@@ -72,7 +72,7 @@ class DebiasOptions:
     guard: list[str] = option(
         [], f"With --directions auto: folders of data on which the result must not get worse: {GUARD_FOLDERS}."
     )
-    max_items: Count = option(
+    max_items: Annotated[int, Range(3, 2**31 - 1)] = option(
         300, "With --directions auto: maximum number of pairs, or sentences, of a language in each folder."
     )
 

@@ -19,6 +19,7 @@ from metaphrase.io.files import UDHR
 MODEL_ID_PLACEHOLDER = "sentence_transformers_model_id"
 
 _LOADS = re.compile(r"""\b((?:SentenceTransformer|from_pretrained)\()"(?:[^"\\\n]|\\.)*"\)""")
+_LOADS_PACKAGE = re.compile(r'load_encoder\("([^"\n]+)"\)')
 _FEWEST, _MOST = 25, 110
 
 _USAGE = """\
@@ -134,6 +135,19 @@ def name_model(text: str, name: str | Path) -> str:
     """
     quoted_name = json.dumps(str(name), ensure_ascii=False)
     return _LOADS.sub(lambda match: f"{match[1]}{quoted_name})", text)
+
+
+def name_package(text: str, repo_id: str) -> str:
+    """Name a repository in the examples of a model package's card, which name the package.
+
+    >>> name_package('load_encoder("sw"), metaphrase pull sw my-encoder', "me/sw")
+    'load_encoder("me/sw"), metaphrase pull me/sw my-encoder'
+    """
+    if (loaded := _LOADS_PACKAGE.search(text)) is None:
+        return text
+    package = re.escape(loaded[1])
+    text = re.sub(rf" \./models/{package}(?=\s)", "", text)
+    return re.sub(rf'(load_encoder\("|metaphrase \w+ (?:--model )?){package}(?=["`\s])', rf"\g<1>{repo_id}", text)
 
 
 def _example(languages: Iterable[str]) -> tuple[str, str]:

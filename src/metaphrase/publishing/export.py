@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -27,7 +28,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, split_vectors
+from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, model_folder, split_vectors
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare, languages_in_words
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -36,7 +37,7 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
-from metaphrase.io.locks import LOCK, exclusive
+from metaphrase.io.locks import LOCK, exclusive, not_writable
 from metaphrase.io.outputs import FAILED_RELEASE
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, NOTICES, RECIPE, weights_digests, write_manifest
@@ -286,12 +287,19 @@ def stored_recipe(folder: Path) -> dict[str, Any] | None:
 
 
 def check_destination(output_dir: str | Path) -> None:
-    """Check that an export overwrites nothing, and does not replace the current folder."""
+    """Check that an export overwrites nothing, replaces neither the current folder nor a mounted one, and can be written."""
     folder = Path(output_dir)
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists. Nothing is overwritten: choose another --output_dir, or delete it.")
     if folder.resolve() == Path.cwd():
         raise UsageError(f"{folder} is the current folder, but a new one is written. Choose another --output_dir.")
+    if folder.is_mount():
+        raise UsageError(f"{folder} is a mounted folder, which cannot be replaced. Name a new folder in it.")
+    place = next(filter(Path.exists, folder.resolve().parents))
+    try:
+        TemporaryDirectory(prefix=".metaphrase-", dir=place).cleanup()
+    except OSError as error:
+        raise not_writable(folder, error) from error
 
 
 def size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str, str]]:
@@ -312,6 +320,8 @@ def how_to_load(folder: str | Path) -> str:
 def _check(options: ExportOptions) -> None:
     if options.layers is not None and options.keep_layers:
         raise UsageError("Pass --layers or --keep_layers, not both.")
+    if options.languages and not split_languages(options.languages):
+        raise UsageError("--languages names no language. Name those to keep, or omit it.")
     if not (options.trims or options.layers or options.keep_layers):
         raise UsageError(
             "No change is requested. Pass languages (--languages, --corpus, --texts) or layers (--layers, --keep_layers)."
@@ -397,7 +407,7 @@ def _source(name: str) -> Path | None:
     """The folder of a model, if it has one."""
     if is_starter(name):
         return find_folder(name)[1]
-    return Path(name) if Path(name).is_dir() else None
+    return None if split_vectors(name)[1] else model_folder(name)
 
 
 def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:

@@ -28,8 +28,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from metaphrase.checkpoints.folders import TRAINING_ARGS
 from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST, check_files, is_packaged
-from metaphrase.encoders.loading import VECTOR_FILE, is_starter, split_vectors
+from metaphrase.encoders.loading import is_starter, split_vectors
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -44,7 +45,7 @@ from metaphrase.io.redaction import redact, without_tokens
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.contents import CARD, NOTICES, belongs_to_release, copy_release
 from metaphrase.publishing.corpus_card import corpus_card
-from metaphrase.publishing.examples import name_model
+from metaphrase.publishing.examples import name_model, name_package
 from metaphrase.publishing.merging import vector_card
 from metaphrase.publishing.provenance import stated_languages
 from metaphrase.publishing.release import verify
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 #: Path of a pushed corpus in its repository.
 CORPUS_FILE = "data/train.parquet"
+_TEXT_COLUMNS = ("source", "target", "source_lang", "target_lang")
+_STRINGS = (pa.string(), pa.large_string(), pa.string_view())
 
 
 class CommitOptions(TypedDict, total=False):
@@ -107,12 +110,7 @@ def push(
         copy = Path(place)
         names = copy_release(Path(folder), copy, with_heads=with_heads)
         for name in {CARD, TRAINING_ARGS} & set(names):
-            try:
-                text = name_model(redact((copy / name).read_text(encoding="utf-8")), repo_id)
-            except UnicodeDecodeError as error:
-                raise ModelFileError(
-                    f"{Path(folder) / name} is not in UTF-8. Save it in UTF-8, and push again."
-                ) from error
+            text = name_model(redact(_text(copy / name, Path(folder) / name)), repo_id)
             (copy / name).write_text(text, encoding="utf-8")
         if check:
             verify(copy, name=str(folder))
@@ -160,8 +158,8 @@ def push_vector(
 ) -> str:
     """Upload a task vector with its card; ``load_encoder("organisation/name")`` adds it to its base.
 
-    The vector of a model package is uploaded with the package's card, digests, reference embeddings, licence and notices. The
-    commit deletes files of a release in the repository. Other files are kept.
+    The vector of a model package is uploaded with the package's card, whose examples name the repository, its digests,
+    reference embeddings, licence and notices. The commit deletes files of a release in the repository. Other files are kept.
 
     Args:
         path: A file that ``metaphrase merge --vector`` wrote.
@@ -194,8 +192,8 @@ def push_vector(
     beside = [folder / name for name in (CARD, MANIFEST, REFERENCE, *NOTICES)]
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         card = (
-            beside[0].read_text(encoding="utf-8")
-            if packaged
+            name_package(_text(beside[0]), repo_id)
+            if packaged and beside[0].is_file()
             else vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
         )
         (Path(place) / CARD).write_text(redact(card), encoding="utf-8")
@@ -206,6 +204,14 @@ def push_vector(
             replaces=belongs_to_release,
             check=check,
         )
+
+
+def _text(path: Path, original: Path | None = None) -> str:
+    """The text of a file, which may be a copy of another."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(f"{original or path} is not in UTF-8. Save it in UTF-8, and push again.") from error
 
 
 def push_command(
@@ -270,6 +276,8 @@ class _Repository:
 
     def __post_init__(self) -> None:
         _check_name(self.repo_id, bare=self.bare)
+        if self.revision == "":
+            raise UsageError("The name of the branch is empty. Pass one, or omit it to push to main.")
         if self.token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
             raise HubAccessError(
                 f"Pushing to {self.repo_id} requires a token with write access: set HF_TOKEN or run `hf auth login`. "
@@ -406,4 +414,8 @@ def _corpus_facts(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} is not a bitext: it has the columns {', '.join(columns)}, but requires source and target."
         )
+    for name in filter(columns.__contains__, _TEXT_COLUMNS):
+        kind = table.schema_arrow.field(name).type
+        if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in _STRINGS:
+            raise UsageError(f"{path} is not a bitext: its column {name} holds {kind}, but requires text.")
     return {"pairs": table.metadata.num_rows, "columns": columns, "languages": sorted(languages)}

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from sentence_transformers import SentenceTransformer
@@ -39,7 +39,7 @@ from metaphrase.evaluation.guards import (
 )
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import AtLeast0, Count, Finite, checked
+from metaphrase.io.arguments import AtLeast0, Count, Finite, Range, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
@@ -116,7 +116,7 @@ class MergeOptions:
     max_structure_loss: AtLeast0 = option(
         MAX_STRUCTURE_LOSS, "With --alpha auto: largest loss of similarity structure, in points of correlation."
     )
-    max_items: Count = option(
+    max_items: Annotated[int, Range(3, 2**31 - 1)] = option(
         300, "With --alpha auto: maximum number of pairs, or sentences, of a language in each folder or text."
     )
     curve: str | None = option(
@@ -227,7 +227,7 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
     texts = {
         Path(path).name: "\n".join(load_monolingual(path)).split("\n") for path in options.texts
     } or structure_texts()
-    texts = {language: one[: options.max_items] for language, one in texts.items()}
+    texts = {language: list(dict.fromkeys(one))[: options.max_items] for language, one in texts.items()}
     guards = [structure_guard(base, texts, max_loss=options.max_structure_loss, **encoding)]
     gain, *others = (
         data_guard(base, load_guard_data(folder, max_items=options.max_items), prompts=[None], **encoding)
@@ -375,8 +375,8 @@ def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | N
 
 def _public_name(name: str) -> str:
     """The name of a model or file without its folder; with its source, version or commit if it is known."""
-    if (full := full_name(name)) != name or is_starter(name):
-        return full
+    if is_starter(name) or installed_model(name):
+        return full_name(name)
     if Path(name).exists():
         return Path(name).name
     found, folder = find_folder(name)

@@ -56,7 +56,7 @@ def pull(options: PullOptions) -> Pull:
         MetaphraseError: The encoder cannot be loaded; see :func:`metaphrase.encoders.loading.load_encoder`.
     """
     check_destination(options.output_dir)
-    model = load_encoder(options.model, device="cpu")
+    model, full = load_encoder(options.model, device="cpu"), full_name(options.model)  # before a folder has the name
     name, vectors = split_vectors(options.model)
     source = find_folder(name)[1]
     with drafted(model, options.output_dir, source=source, card=derived_card(model, options.model)) as draft:
@@ -70,7 +70,7 @@ def pull(options: PullOptions) -> Pull:
             for file, digest in weights.items():  # the card has those of the release before it was stored in 4 bits
                 text = re.sub(rf"^( +{re.escape(file)}: )[0-9a-f]{{64}}$", rf"\g<1>{digest}", text, flags=re.MULTILINE)
         draft.publish(text)
-    return Pull(full_name(options.model), options.output_dir, weights, versions())
+    return Pull(full, options.output_dir, weights, versions())
 
 
 def describe(result: Pull) -> str:

@@ -306,6 +306,9 @@ def _move_into_place(staging: Path, folder: Path) -> None:
     for path in (SEAL, MANIFEST, *release_files(folder), PICKLED_ARGS):
         if path != REFERENCE:
             (folder / path).unlink(missing_ok=True)
+        if "/" in path:
+            with contextlib.suppress(OSError):  # it has other files
+                (folder / path).parent.rmdir()
     for path in sorted([MANIFEST, *release_files(staging)], key=lambda path: (path == SEAL, path != REFERENCE)):
         (folder / path).parent.mkdir(exist_ok=True)
         (staging / path).replace(folder / path)

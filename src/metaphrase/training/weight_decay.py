@@ -28,7 +28,7 @@ class DecayTowardStart:
     Args:
         model: The encoder, before any step and before a checkpoint is loaded.
 
-    Reference: Li et al. 2018 (L2-SP), section 3; decoupled as in Loshchilov and Hutter 2019 (AdamW), algorithm 2.
+    Reference: Li et al. 2018 (L2-SP); decoupled as in Loshchilov and Hutter 2019 (AdamW), algorithm 2.
     """
 
     def __init__(self, model: SentenceTransformer) -> None:
