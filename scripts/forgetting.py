@@ -392,6 +392,18 @@ def guarded(row: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
     return all(row[key] >= start[key] for key in ("answers_in_own_language", "similarity"))
 
 
+def gain(row: Mapping[str, Any]) -> float:
+    """The sum of translations and answers."""
+    return float(row["translations"] + row["answers"])
+
+
+def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The encoder of each recipe that gains most among those that lose nothing, the largest gain first."""
+    start, *others = means(rows)
+    kept = sorted((row for row in others if row["recipe"] != "starter" and guarded(row, start)), key=gain)
+    return sorted({row["recipe"]: row for row in kept}.values(), key=gain, reverse=True)
+
+
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of each recipe, α and number of directions as one, with means over the seeds."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -423,7 +435,7 @@ def table(content: Mapping[str, Any]) -> str:
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["recipe"] != "starter"):
         own = [row for row in rows if row["recipe"] == recipe]
         for group in ([row for row in own if guarded(row, start)], own):
-            shown += sorted(group, key=lambda row: row["translations"] + row["answers"])[-1:]
+            shown += sorted(group, key=gain)[-1:]
     cells = [
         [row["recipe"], f"{row['alpha']:g}", row["directions"], *(f"{row[key]:.1f}" for key in COLUMNS)]
         for row in shown

@@ -82,11 +82,16 @@ def test_killed_anywhere_it_finishes_what_is_missing(script, argv, tmp_path, mon
 
 
 def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_script, tmp_path):
-    """Their names are recipes of scripts/forgetting.py, which train the same terms."""
+    """They are the best five of the stored grid of scripts/forgetting.py, which trains the same terms."""
     options = script.parsed(["--config", str(SCRIPTS.parent / "configs" / "finalists.yaml"), "--steps", "200"])
     cells = script.load_cells(options, tmp_path)
     assert len(cells) == 5 * 3
-    grid = load_script("forgetting").grid([0], steps=200, batch_size=64, corpus=DEMO)
+    forgetting = load_script("forgetting")
+    best = forgetting.best_guarded(json.loads(forgetting.KEPT.read_text(encoding="utf-8"))["rows"])[:5]
+    assert {cell.name: cell.release for cell in cells} == {
+        row["recipe"]: {"merge": row["alpha"], "debias": row["directions"]} for row in best
+    }
+    grid = forgetting.grid([0], steps=200, batch_size=64, corpus=DEMO)
     searched = {one.name: Recipe.from_dict({"name": one.name, "terms": one.terms}) for one in grid}
     for cell in cells:
         assert cell.packaged
