@@ -259,10 +259,11 @@ def test_the_corpus_step_is_what_the_aligner_says(corpus, tmp_path):
     assert [row["alignment"] for row in rows_of(output)] == [found.pharaoh for found in own]
 
 
-def test_links_of_a_corpus_stay_unless_overwritten(tmp_path):
+def test_links_of_a_corpus_stay_unless_overwritten(tmp_path, capsys):
     path = tmp_path / "sw-en.tsv"
     path.write_text("source\ttarget\talignment\n" + "".join(f"{line}\t0-0\n" for line in LINES))
     assert main(["align", str(path), "-o", str(tmp_path / "a.tsv")]) == 0
+    assert re.search(r"already.*\n.*pairs +linked(?s:.*)sw-en +20 +20 ", capsys.readouterr().err)
     assert {row["alignment"] for row in rows_of(tmp_path / "a.tsv")} == {"0-0"}
     assert main(["align", str(path), "-o", str(tmp_path / "a.tsv"), "--overwrite"]) == 0
     assert rows_of(tmp_path / "a.tsv")[0]["alignment"] == "0-0 1-1"

@@ -136,6 +136,7 @@ def test_a_word_stands_for_a_list_of_one(tmp_path):
         (["--steps"], "expected one argument"),
         (["--config"], "argument --config: expected one argument"),
         (["--config=a.yaml", "--config", "b.yaml"], "--config is given 2 times: a.yaml, b.yaml"),
+        (["--names", "a", "--names=b"], "--names is given twice. Pass all values after one --names"),
         (["--kind", "lagre"], "invalid choice: 'lagre' .did you mean 'large'"),
         (["--flag", "perhaps"], "expected true or false, got 'perhaps'"),
     ],

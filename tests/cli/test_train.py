@@ -231,7 +231,8 @@ def rows_after(output, heading):
 def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bitext, tmp_path, capsys):
     write_sets(held_out, sw=bitext[:12], fi=bitext[:10])
     far = write_sets(tmp_path / "far", fi=bitext[:9])
-    status, output = run("--test", str(held_out), "--retention", str(far), "--learning_rate", "0.05")
+    more = ("--test", str(held_out), "--learning_rate", "0.05")
+    status, output = run(*more, retention=("--retention", str(far)))
     assert status == 0
     report = json.loads((output / "report.json").read_text())
     assert report["comparisons"]["held-out"]["languages"].keys() == {"de"}
@@ -261,7 +262,7 @@ def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bit
 
 
 def test_retention_goes_with_test_sets(run, capsys):
-    status, _ = run("--retention", "somewhere")
+    status, _ = run(retention=("--retention", "somewhere"))
     assert status == 2
     assert "pass --test" in capsys.readouterr().err
 

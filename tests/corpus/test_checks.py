@@ -331,6 +331,7 @@ def test_reading_keeps_what_cleaning_would_take(tmp_path):
     sets, report = read_corpus(str(path), languages=["sw"])
     assert sets["sw"].sources == ("Habari", "Habari", "OK")
     assert report.dropped == {"empty side": 1}
+    assert (report.read, report.languages) == (4, {"sw": 3})
     with pytest.raises(CorpusError, match="Cannot infer the language of"):
         read_corpus(str(path))
     path.write_text("source\ttarget\tsource_lang\nHabari\tHello\tsw\n", encoding="utf-8")

@@ -248,7 +248,8 @@ def test_tmx_takes_the_languages_it_is_asked_for(tmp_path):
         ("neno", "a word here", "sw", "en"), ("పదం", "a word here", "te", "en"),
     ]  # fmt: skip
     assert dropped(corpus) == {"other languages": 1}
-    assert pairs_of(load_corpus(path, languages=["te"])) == [("పదం", "a word here")]
+    for languages in (["te"], "te"):
+        assert pairs_of(load_corpus(path, languages=languages)) == [("పదం", "a word here")]
 
 
 def test_another_language_can_be_the_target(tmp_path):

@@ -22,6 +22,7 @@ from metaphrase.evaluation.retrieval import (
     retrieval_hits,
     unrelated_cosine,
 )
+from metaphrase.exceptions import UsageError
 
 
 def measured(*args, **options):
@@ -486,6 +487,14 @@ def test_the_log_of_an_evaluator_is_in_percent(tiny_encoder, caplog):
         metrics = RetrievalEvaluator(sets, name="dev", write_csv=False)(tiny_encoder, steps=5)
     assert metrics["dev_mean_accuracy"] == 1.0
     assert "dev at step 5: mean_accuracy 100.0 %" in caplog.text
+
+
+@pytest.mark.parametrize("sets", ["my-test-sets", {}])
+def test_evaluator_of_no_language_is_refused(sets):
+    with pytest.raises(
+        UsageError, match=rf"RetrievalEvaluator requires .* but got {sets!r}. Read .* load_parallel_folder"
+    ):
+        RetrievalEvaluator(sets)
 
 
 def test_evaluator_writes_no_file_on_request(tiny_encoder, tmp_path):

@@ -201,9 +201,9 @@ def test_the_temperature_is_the_encoders_own_where_it_is_known(
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_hard_negatives_match_loop(make_loss, moved_encodings, bitext, guided):
-    """Some pairs have more negatives than are read, some none; one is the translation of another pair."""
+    """Some pairs have more negatives than are read, some none; one is the translation of another pair, one is a list."""
     texts = [row["target"] for row in bitext]
-    negatives = [" ||| ".join([texts[9], texts[1], texts[10]]), "", texts[11], texts[8]]
+    negatives = [" ||| ".join([texts[9], texts[1], texts[10]]), "", [texts[11]], texts[8]]
     rows = [row | {"negatives": one} for row, one in zip(bitext, negatives, strict=False)]
     loss = make_loss("tr", direction="symmetric", temperature=0.2, negatives=2, guided=guided)
     new, old = moved_encodings(loss, rows)

@@ -18,9 +18,11 @@ from sentence_transformers.base.modules import Module
 from transformers import AutoModel, AutoTokenizer
 
 from metaphrase.encoders.debiasing import without_directions
+from metaphrase.exceptions import UsageError
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import MANIFEST, release_files
 from metaphrase.publishing.release import release, verify
+from metaphrase.training.recipe import Recipe
 from tests.conftest import mostly_slow
 
 RECIPE = {"name": "tr", "terms": [{"objective": "tr", "weight": 1.0}]}
@@ -247,6 +249,11 @@ class TestRelease:
         save_file(weights, released / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(RuntimeError, match="does not reproduce its reference embeddings"):
             verify(released, device="cpu")
+
+
+def test_a_recipe_is_released_as_a_dictionary(tiny_encoder, tmp_path):
+    with pytest.raises(UsageError, match=r"but is a Recipe. Pass `recipe.to_dict\(\)`"):
+        release(tiny_encoder, tmp_path / "model", recipe=Recipe.load("tr"))
 
 
 def test_reference_texts_are_required(tiny_encoder, tmp_path):

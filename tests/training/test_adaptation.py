@@ -104,6 +104,7 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
     assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == [first, second]
     before, after = results
     assert collapse_in_words(after, before).startswith("The embeddings of the encoder before training have collapsed")
+    assert collapse_in_words({}, after).startswith("The embeddings have collapsed: ")  # by training, or before it
     assert collapse_in_words(before, before) == ""
 
 

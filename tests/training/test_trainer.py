@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import TrainerCallback
 
@@ -474,6 +478,17 @@ def test_data_of_other_types_are_refused(make_trainer, rows, tiny_encoder):
     loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"))
     with pytest.raises(UsageError, match=r"`data_collator` must be a ParallelCollator.* but is a function"):
         AlignmentTrainer(model=tiny_encoder, loss=loss, data_collator=lambda rows: rows)
+    data = Dataset.from_list(rows)
+    with pytest.raises(UsageError, match="`train_dataset` is or contains a data set without rows"):
+        make_trainer(dataset={"de": data, "fi": data.select([])})
+
+
+def test_another_trainer_is_refused(rows, tiny_encoder, tmp_path):
+    args = SentenceTransformerTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    data = Dataset.from_list(rows).select_columns(["source", "target"])
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"))
+    with pytest.raises(UsageError, match="Train with AlignmentTrainer"):
+        SentenceTransformerTrainer(model=tiny_encoder, args=args, train_dataset=data, loss=loss).train()
 
 
 def test_a_frozen_encoder_without_heads_is_refused(make_trainer):

@@ -85,7 +85,7 @@ def _summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, 
 
 
 def _summary_table(report: AlignmentReport) -> Table:
-    numbers = ["pairs", "kept", "source words linked", "target words linked", "links per pair"]
+    numbers = ["pairs", "already linked", "source words linked", "target words linked", "links per pair"]
     table = titled_table(f"Word links by {report.aligner}", "languages", right=[*numbers, "without links", "too long"])
     rows = sorted(report.counts.items())
     for languages, counts in [*rows, ("all", report.total)] if len(rows) > 1 else rows:

@@ -75,5 +75,6 @@ def _describe_thresholds(result: MiningResult) -> list[str]:
     )
     if best.threshold == threshold:
         return [*lines, f"Expected among the pairs: {expected}"]
-    kept = (score_c >= best.threshold).sum()
-    return [*lines, f"Suggestion: --threshold {best.threshold:.4f} keeps {kept:,} pairs. Expected: {expected}"]
+    suggested = f"{best.threshold:.4f}"
+    kept = (score_c >= float(suggested)).sum()  # what the option keeps, as it is printed
+    return [*lines, f"Suggestion: --threshold {suggested} keeps {kept:,} pairs. Expected: {expected}"]

@@ -112,12 +112,18 @@ class Parser(argparse.ArgumentParser):
         return list(self._actions)
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
-        """Refuse unknown flags."""
+        """Refuse unknown flags, and repeated ones of lists, of which argparse would keep the last values only."""
+        given = set()
         for token in arguments:
             flag = token.split("=")[0]
-            if token.startswith("--") and flag not in self._option_string_actions:
+            action = self._option_string_actions.get(flag)
+            if token.startswith("--") and action is None:
                 near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
                 raise UsageError(f"Unknown option {flag}{near}. See `{self.prog} --help`.")
+            if action is not None and action.nargs == "+":
+                if action.dest in given:
+                    raise UsageError(f"{flag} is given twice. Pass all values after one {flag}, separated by spaces.")
+                given.add(action.dest)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

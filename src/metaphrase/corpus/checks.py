@@ -109,6 +109,7 @@ def read_corpus(
         for _, source, target, known in read_pairs(file, report=report):
             language = source_language(known, file)
             if not wanted or language in wanted:
+                report.of(file.name, language).kept += 1
                 rows.append({"source": source, "target": target, "source_lang": language})
     sets = by_language(rows)
     if missing := sorted(wanted - sets.keys()) or (not sets and ["any language"]):

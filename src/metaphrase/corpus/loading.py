@@ -120,7 +120,7 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
 
     Args:
         corpus: What to load.
-        languages: Source languages to keep. For a single file without a language, its language.
+        languages: Source languages to keep, or one of them. For a single file without a language, its language.
         source_lang: Language of the sources, for files without one.
         target_lang: The target language of the corpus.
         split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … (or ``train-00000-of-00001.parquet``, …) to load from
@@ -149,6 +149,7 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         ValueError: A file is damaged, expands too far, cannot be paired, has too many unreadable lines, has no language,
             or changes while it is read. A stream checks this in every pass.
     """
+    languages = [languages] if isinstance(languages, str) else languages
     files = find_files(
         corpus,
         languages=languages,

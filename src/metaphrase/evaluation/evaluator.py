@@ -12,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.evaluation.encoding import Encode, EncodingOptions
+from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.files import append_csv
 
@@ -70,6 +71,9 @@ class EmbeddingEvaluator(RecordedEvaluator):
         show_progress_bar: Show a progress bar while encoding.
         write_csv: Write the CSV file.
         encode: Replaces ``model.encode``, with its signature.
+
+    Raises:
+        UsageError: The data are not those of languages, or there are none.
     """
 
     def __init__(
@@ -84,6 +88,11 @@ class EmbeddingEvaluator(RecordedEvaluator):
         encode: Encode | None = None,
     ) -> None:
         super().__init__(name=name, write_csv=write_csv)
+        if not isinstance(sets, Mapping) or not sets:
+            raise UsageError(
+                f"{type(self).__name__} requires a dictionary with the data of each language, but got {sets!r:.80}. Read "
+                "a folder of sentence pairs with load_parallel_folder(folder)."
+            )
         self.sets = dict(sets)
         self.encoding: EncodingOptions = {
             "prompt": prompt,

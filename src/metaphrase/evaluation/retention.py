@@ -40,7 +40,7 @@ def retention(comparison: Mapping[str, Any], limit: AtLeast0 = 1.0) -> dict[str,
 def collapse_in_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """What to do about embeddings that have collapsed before or after training; empty if they have not.
 
-    The arguments are results of `evaluate_retrieval` as dictionaries by test set.
+    The arguments are results of `evaluate_retrieval` as dictionaries by test set; without a baseline, ``before`` is empty.
 
     >>> before, after = ({"udhr": {"facts": {"unrelated_cosine": cosine}}} for cosine in (0.75, 0.9991))
     >>> collapse_in_words(before, before)
@@ -54,6 +54,11 @@ def collapse_in_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> st
     )
     if max(old, new) <= COLLAPSED_COSINE:
         return ""
+    if not before:
+        return (
+            f"The embeddings have collapsed: unrelated sentences have a mean cosine of {new:.4f}. `metaphrase diagnose` "
+            "shows more."
+        )
     if old > COLLAPSED_COSINE:
         return (
             "The embeddings of the encoder before training have collapsed: unrelated sentences have a mean cosine of "

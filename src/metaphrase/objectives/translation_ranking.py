@@ -42,7 +42,7 @@ class HardNegatives(View):
         rows = [
             (text, example.get("target_lang") or "")
             for example in examples
-            for text in [one for one in (example["negatives"] or "").split(SEPARATOR) if one.strip()][: self.count]
+            for text in [one for one in _texts(example["negatives"] or "") if one.strip()][: self.count]
         ]
         texts, languages = zip(*(rows or [("", examples[0].get("target_lang") or "")]), strict=True)
         return {
@@ -51,6 +51,11 @@ class HardNegatives(View):
             "language": torch.tensor([language_code(language) for language in languages]),
             "real": torch.full((len(texts),), bool(rows)),
         }
+
+
+def _texts(negatives: str | list[str]) -> list[str]:
+    """The sentences of a column that `load_corpus` has read, or of a list in a data set of the caller."""
+    return negatives.split(SEPARATOR) if isinstance(negatives, str) else negatives
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

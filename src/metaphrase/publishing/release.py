@@ -111,13 +111,13 @@ def release(
     Raises:
         ValueError: A module of the model is not part of sentence-transformers, its embeddings are not finite, or the model
             was trained with a language embedding and `language` or `language_embedding` is missing.
-        UsageError: The folder is the model's, or holds files that this library did not write; or an adapter is to be
-            kept, but the model has none.
+        UsageError: The folder is the model's, or holds files that this library did not write; the recipe is not a mapping;
+            or an adapter is to be kept, but the model has none.
         CheckpointError: Another process uses the folder, it is a file, or it is not writable.
         RuntimeError: The written folder does not reproduce the model's embeddings. Its files are kept in a folder that the
             message names.
     """
-    _check(model, texts)
+    _check(model, texts, recipe)
     folder = Path(output_dir)
     check_folder(folder, model=model_folder(origin_of(model)), around=False)
     card = card or AlignmentModelCardData.adopt(model)
@@ -226,9 +226,11 @@ def _write_yaml(path: Path, content: Any) -> None:
     path.write_text(redact(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)), encoding="utf-8")
 
 
-def _check(model: SentenceTransformer, texts: Sequence[str]) -> None:
+def _check(model: SentenceTransformer, texts: Sequence[str], recipe: Any) -> None:
     if not texts:
         raise UsageError("A release needs reference texts. Pass at least one sentence as `texts`, or omit it.")
+    if not isinstance(recipe, Mapping | None):
+        raise UsageError(f"`recipe` must be a dictionary, but is a {type(recipe).__name__}. Pass `recipe.to_dict()`.")
     for module in model.modules():
         kind = type(module)
         if isinstance(module, Module) and kind.__module__.split(".")[0] != "sentence_transformers":

@@ -115,7 +115,15 @@ class AlignmentLoss(nn.Module):
 
         Returns:
             ``{objective: scalar}``; the trainer optimises the sum and logs each.
+
+        Raises:
+            UsageError: The features are not views, because another trainer than :class:`AlignmentTrainer` built them.
         """
+        if not isinstance(features, Mapping):
+            raise UsageError(
+                "AlignmentLoss reads views of a batch, which AlignmentTrainer builds, but got tokenized columns. Train with "
+                "AlignmentTrainer."
+            )
         encodings = encode_views(
             self.model, features, self.heads.language_embedding, micro_batch_size=self.micro_batch_size
         )

@@ -17,13 +17,17 @@ _COLUMNS: dict[str, tuple[str, ...]] = {"language": ("source_lang", "target_lang
 
 
 def check_data(dataset: Any, name: str) -> None:
-    """Refuse data that are not data sets of the library `datasets`."""
+    """Refuse data that are not data sets of the library `datasets`, or have no rows."""
     for part in _parts_of(dataset):
         if not isinstance(part, Dataset | IterableDataset):
             raise UsageError(
                 f"`{name}` must be a Dataset, an IterableDataset or a dictionary of Datasets, but is or contains a "
                 f"{type(part).__name__}. Pass the `dataset` of a corpus from `load_corpus`, or convert rows with "
                 "Dataset.from_list(rows)."
+            )
+        if isinstance(part, Dataset) and not len(part):
+            raise UsageError(
+                f"`{name}` is or contains a data set without rows. Omit it, or check what was filtered out."
             )
 
 
