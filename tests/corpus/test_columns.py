@@ -30,6 +30,14 @@ def test_csv(tmp_path, kind, suffix):
     assert languages_of(corpus) == {("sw", "en")}
 
 
+def test_languages_may_be_named_in_english(tmp_path):
+    rows = [("Hujambo", "Hello", "swahili", "English"), ("Thanks", "Asante", "english", "Swahili")]
+    lines = ["source,target,source_lang,target_lang", *map(",".join, rows)]
+    corpus = load_corpus(write(tmp_path / "x.csv", "\n".join(lines) + "\n"))
+    assert pairs_of(corpus) == [("Hujambo", "Hello"), ("Asante", "Thanks")]
+    assert languages_of(corpus) == {("sw", "en")}
+
+
 def test_quoted_values_may_have_delimiters_quotation_marks_and_line_feeds(tmp_path):
     path = write(tmp_path / "sw-en.csv", 'source,target\n"Habari, ""wewe""\nhapa",Hello there\nAsante,Thanks\n')
     corpus = load_corpus(path, cleaning=None)

@@ -32,6 +32,7 @@ _NAMED = (
     "vo Volapük/wa Walloon/wo Wolof/wuu Wu Chinese/xh Xhosa/yo Yoruba/yue Cantonese/zh Chinese/zu Zulu"
 )
 NAMES = dict(name.split(" ", 1) for name in _NAMED.split("/"))
+_CODES = {name.casefold(): code for code, name in NAMES.items()}
 
 #: Codes whose replacement in langcodes is not the usual name of corpora.
 _KEPT = {"fil": "tl"}
@@ -65,12 +66,13 @@ def standard_code(name: str) -> str | None:
 
 
 def bare_language(language: str) -> str:
-    """The shortest code of a language without script and region; a name that is not a code is returned in lower case.
+    """The shortest code of a language without script and region, also for its English name; others are in lower case.
 
-    >>> bare_language("zh_CN"), bare_language("zh-Hans"), bare_language("eus"), bare_language("xx")
-    ('zh', 'zh', 'eu', 'xx')
+    >>> bare_language("zh_CN"), bare_language("zh-Hans"), bare_language("eus"), bare_language("Swahili"), bare_language("xx")
+    ('zh', 'zh', 'eu', 'sw', 'xx')
     """
-    return (standard_code(language) or language.strip().lower().replace("_", "-")).split("-")[0]
+    name = language.strip()
+    return (standard_code(name) or _CODES.get(name.casefold()) or name.lower().replace("_", "-")).split("-")[0]
 
 
 def is_plain(code: str) -> bool:
@@ -82,9 +84,8 @@ def language_code(name: str) -> str:
     """As :func:`standard_code`, for a language that a caller states. The `UsageError` for other names suggests a code."""
     code = standard_code(name)
     if code is None:
-        names = {known.casefold(): (known, code) for code, known in NAMES.items()}
-        near = difflib.get_close_matches(name.strip().casefold(), names, n=1, cutoff=0.8)
-        hint = "{} is {!r}. ".format(*names[near[0]]) if near else ""
+        near = difflib.get_close_matches(name.strip().casefold(), _CODES, n=1, cutoff=0.8)
+        hint = f"{NAMES[_CODES[near[0]]]} is {_CODES[near[0]]!r}. " if near else ""
         raise UsageError(
             f"{name!r} is not the code of a language. {hint}Pass a code of ISO 639, with a script where it matters: "
             "sw, ckb, zh-Hant."
