@@ -269,6 +269,15 @@ def test_a_baseline_with_a_sample_is_refused_before_anything_is_measured(data, l
     assert models["strong"].prompted == []
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(data, loaded, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    arguments = ["evaluate", "strong", "--data", str(data), "--output", str(tmp_path / "file" / "results.json")]
+    assert main(arguments) == 2
+    assert f"The output folder {tmp_path / 'file'} is not writable" in capsys.readouterr().err
+    _, prepared = loaded
+    assert not prepared
+
+
 def test_scores_that_cannot_be_compared_are_written(data, loaded, tmp_path, capsys):
     """Which languages changed is known only after the measurement, if the baseline has more languages."""
     before, after = tmp_path / "before.json", tmp_path / "after.json"

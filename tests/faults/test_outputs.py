@@ -556,7 +556,7 @@ def test_a_read_only_folder_is_refused_at_the_start(name, corpus, disk, command,
     languages = ["--source_lang", "de"]
     texts = [corpus, corpus, "--target_lang", "en", "--model", "missing/folder"]
     arguments = {"mine": texts, "filter": [corpus, "--model", "missing/folder"], "align": [corpus]}[name]
-    said = "out.tsv.partial is not writable: Read-only file system"
+    said = "disk is not writable: Read-only file system"
     assert command(name, *arguments, *languages, "-o", output, said=said)
     fault("A8", f"`{name}` to a read-only disk", tried=1, survived=1)
 

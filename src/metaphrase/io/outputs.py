@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from metaphrase.exceptions import UsageError
 from metaphrase.io.files import read_json
@@ -24,7 +25,7 @@ _NAMED = 3
 
 
 def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]) -> None:
-    """Refuse output files that are inputs (under any name or link), repeated, or exist and are not regular files."""
+    """Refuse output files that are inputs (under any name or link), repeated, no regular files, or in unwritable folders."""
     read = {_identity(path): path for path in inputs if path is not None}
     written = set()
     for output in (path for path in outputs if path is not None):
@@ -35,7 +36,17 @@ def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Pat
             raise UsageError(f"{output} is written twice. Choose different outputs.")
         if Path(output).exists() and not Path(output).is_file():
             raise UsageError(f"{output} exists and is not a file. Choose another output.")
+        check_writable(Path(output).absolute().parent)
         written.add(identity)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which no file can be created; for a missing one, check the nearest that exists."""
+    place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    try:
+        TemporaryDirectory(prefix=".metaphrase-", dir=place).cleanup()
+    except OSError as error:
+        raise not_writable(folder, error) from error
 
 
 def check_folder(folder: str | Path, *, model: str | Path | None = None, around: bool = True) -> None:

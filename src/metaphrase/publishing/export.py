@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -37,8 +36,8 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
-from metaphrase.io.locks import LOCK, exclusive, not_writable
-from metaphrase.io.outputs import FAILED_RELEASE
+from metaphrase.io.locks import LOCK, exclusive
+from metaphrase.io.outputs import FAILED_RELEASE, check_writable
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, NOTICES, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
@@ -295,11 +294,7 @@ def check_destination(output_dir: str | Path) -> None:
         raise UsageError(f"{folder} is the current folder, but a new one is written. Choose another --output_dir.")
     if folder.is_mount():
         raise UsageError(f"{folder} is a mounted folder, which cannot be replaced. Name a new folder in it.")
-    place = next(filter(Path.exists, folder.resolve().parents))
-    try:
-        TemporaryDirectory(prefix=".metaphrase-", dir=place).cleanup()
-    except OSError as error:
-        raise not_writable(folder, error) from error
+    check_writable(folder.absolute().parent)
 
 
 def size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str, str]]:

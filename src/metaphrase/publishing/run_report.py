@@ -34,7 +34,7 @@ from metaphrase.io.arguments import AtLeast0, CountOr0, Resamples, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import model_hash
 from metaphrase.io.files import DEMO, UDHR
-from metaphrase.io.outputs import check_folder, claim_folder
+from metaphrase.io.outputs import check_folder, check_writable, claim_folder
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import damage_in
 from metaphrase.modeling.packing import packed
@@ -128,6 +128,7 @@ def report_run(
         MissingFileError: The folder is not a run, or the run has no release yet.
         UsageError: The test sets do not contain a language or pair of the options; or the output folder is the run's or
             the baseline, or holds files that this library did not write.
+        CheckpointError: The output folder is not writable.
     """
     started = time.perf_counter()
     folder = Path(options.run)
@@ -135,6 +136,7 @@ def report_run(
     output = Path(options.output_dir) if options.output_dir else folder / "report"
     for read in (folder, model_folder(options.baseline)):
         check_folder(output, model=read)
+    check_writable(output)
     subjects = _load_subjects(options, facts, earlier)
     answers = None
     if options.evaluation:
