@@ -1,4 +1,5 @@
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from metaphrase.encoders.loading import (
     english_piece_ids,
     freeze_word_embeddings,
     load_encoder,
+    model_folder,
     origin_of,
     pretrained_mlm_head,
 )
-from metaphrase.exceptions import HubAccessError, HubConnectionError, HubMissingError, MetaphraseError
+from metaphrase.exceptions import HubAccessError, HubConnectionError, HubMissingError, MetaphraseError, ModelFileError
 from tests.hub_server import reach, serve_hub
 
 
@@ -118,6 +120,29 @@ def test_an_encoder_of_the_hub_keeps_its_name_and_is_there_offline(hub, monkeypa
         assert origin_of(found) == f"{name}@{commit}"
         assert all(torch.equal(value, found.state_dict()[key]) for key, value in model.state_dict().items())
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("folder", ["acme/raw", "acme/raw@main"])
+def test_a_folder_without_a_model_hides_no_model_of_the_hub(hub, tmp_path, monkeypatch, caplog, folder):
+    monkeypatch.chdir(tmp_path)
+    Path(folder, "checkpoint-10").mkdir(parents=True)
+    model = load_encoder(folder, device="cpu")
+    assert origin_of(model) == f"acme/raw@{hub.repositories['model', 'acme/raw'].branches['main']}"
+    assert f"The folder {folder} holds no model" in caplog.text
+    assert model_folder(folder) is None
+    assert pretrained_mlm_head(folder) is not None
+    Path(folder, "model.safetensors").touch()
+    with pytest.raises(ModelFileError, match=rf"^{folder} has no config.json, so it is not a model"):
+        load_encoder(folder, device="cpu")
+
+
+def test_a_folder_without_a_model_is_named_if_the_hub_has_none_either(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("acme/none").mkdir(parents=True)
+    with pytest.raises(
+        HubMissingError, match=r"^The folder acme/none exists, but holds no model, and there is no model of that"
+    ):
+        load_encoder("acme/none")
 
 
 @pytest.mark.parametrize(

@@ -676,7 +676,9 @@ def test_a_folder_is_not_a_file(model, refused):
 
 def test_a_folder_without_a_model(tmp_path, refused):
     (tmp_path / "empty").mkdir()
-    assert re.search("has no config.json, so it is not a model", refused(ModelFileError, tmp_path / "empty"))
+    assert re.search(
+        "empty exists, but holds no model: it has no config.json", refused(ModelFileError, tmp_path / "empty")
+    )
 
 
 @pytest.mark.parametrize("command", ["evaluate", "mine", "filter", "train"])

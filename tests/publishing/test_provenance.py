@@ -37,6 +37,7 @@ def card(licenses: str) -> dict[str, bytes]:
     ],
 )
 def test_a_folder_states_its_licence(front, found, tmp_path):
+    (tmp_path / "config.json").touch()
     (tmp_path / "README.md").write_bytes(card(front)["README.md"])
     assert stated(str(tmp_path), "license") == found
     assert stated(str(tmp_path / "nothing"), "license") == []
@@ -71,6 +72,7 @@ def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
 
 def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
     commit = hub.put("acme/large", card("license: cc-by-nc-4.0"))
+    (tmp_path / "config.json").touch()
     (tmp_path / "README.md").write_bytes(card("license: [mit, apache-2.0]")["README.md"])
     facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}, "hardware": {}}
     distill = Recipe.load("distill").to_dict()

@@ -39,6 +39,7 @@ from metaphrase.exceptions import MetaphraseError, ModelError, ModelFileError
 from metaphrase.io.redaction import excerpt
 
 CONFIG, MODULES_FILE, WEIGHTS = "config.json", "modules.json", "model.safetensors"
+ADAPTER = "adapter_config.json"
 INDEX = f"{WEIGHTS}.index.json"
 #: File of the task vector in a folder or a repository that has nothing else to load.
 VECTOR_FILE = "task_vector.safetensors"
@@ -108,7 +109,13 @@ MAX_SETTINGS_BYTES, MAX_DEPTH, MAX_PARTS = 4_000_000, 30, 2**16
 
 def holds_model(folder: Path) -> bool:
     """Whether a folder holds a model or a task vector. Its files may be incomplete."""
-    return any((folder / file).is_file() for file in (MODULES_FILE, CONFIG, VECTOR_FILE))
+    return any((folder / file).is_file() for file in (MODULES_FILE, CONFIG, VECTOR_FILE, WEIGHTS, INDEX, ADAPTER))
+
+
+def is_local(name: str | Path) -> bool:
+    """Whether a name is that of a file, or of a folder with a model. A folder without one hides no model of its name."""
+    place = Path(name)
+    return holds_model(place) if place.is_dir() else place.exists()
 
 
 @contextmanager
@@ -351,7 +358,7 @@ def _copy_model_settings(files: _Files) -> None:
 
 def _copy_transformer(files: _Files, folder: str) -> None:
     config = files.read(path := _join(folder, CONFIG))
-    if files.find(_join(folder, "adapter_config.json")):
+    if files.find(_join(folder, ADAPTER)):
         raise ModelError(f"{files.name} is an adapter of PEFT. Merge it into its base model, and load the result.")
     if config is None:
         raise ModelFileError(f"{files.name} has no {path}, so it is not a model.")

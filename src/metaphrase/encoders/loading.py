@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -30,11 +31,11 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
-from metaphrase.encoders.folders import MODULES_FILE, VECTOR_FILE, open_model, read_modules
+from metaphrase.encoders.folders import CONFIG, MODULES_FILE, VECTOR_FILE, is_local, open_model, read_modules
 from metaphrase.encoders.installed import check_files, check_merged, installed_model, is_packaged, suggestion
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
-from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError, UsageError
+from metaphrase.exceptions import HubError, MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.hub import download
@@ -81,7 +82,7 @@ def load_encoder(
     Args:
         name_or_path: ``"starter"``, a folder, the name of an installed model such as ``"metaphrase-e5-small"``, or a Hub id
             with an optional commit, tag or branch: ``organisation/name@revision``; the first of these that exists,
-            where a folder without a model does not hide an installed one.
+            where a folder without a model does not hide an installed one or one on the Hub.
             ``"starter@wheel"`` and ``"starter@hub"`` name the source of the starter. ``"starter + vector.safetensors"`` adds
             a task vector, or several, each with its own alpha (see :class:`metaphrase.merging.TaskVector`). A folder, package
             or repository that holds a vector alone is the base that it names, with the vector.
@@ -135,6 +136,8 @@ def load_encoder(
     if (installed := installed_model(base)) is not None:
         name = str(installed)
     elif folder != Path(name):
+        if Path(base).is_dir():
+            logger.warning("The folder %s holds no model. Loaded the model of that name on the Hub.", base)
         model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
         name = f"{name}@{folder.name}" if vectors else name
     name = PLUS.join([name, *files])
@@ -265,7 +268,7 @@ def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
         return str(place), place
     if (installed := installed_model(str(name_or_path))) is not None:
         return name, installed.folder
-    if revision is not None or not Path(name).exists():  # a folder has no revisions
+    if revision is not None or not is_local(name):  # a folder has no revisions
         return name, _download_model(name, revision)
     if not Path(name).is_dir():
         raise ModelFileError(f"{name} is a file, but a model is a folder. Name the folder that contains it.")
@@ -301,7 +304,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
     (('intfloat/multilingual-e5-small', 'fd1525a'), ('starter', None))
     """
     before, at, revision = name.partition("@")
-    return (name, None) if not at or Path(name).exists() else (before, revision)
+    return (name, None) if not at or is_local(name) else (before, revision)
 
 
 def split_vectors(name: str) -> tuple[str, list[str]]:
@@ -322,7 +325,7 @@ def split_vectors(name: str) -> tuple[str, list[str]]:
 def model_folder(name: str | None) -> Path | None:
     """The folder of a model that is neither the starter, nor installed, nor on the Hub."""
     base = split_vectors(name)[0] if name else None
-    if not base or is_starter(base) or not Path(base).is_dir() or installed_model(base):
+    if not base or is_starter(base) or not (Path(base).is_dir() and is_local(base)) or installed_model(base):
         return None
     return Path(base)
 
@@ -336,11 +339,17 @@ def encoder_files(name: str | None) -> list[Path]:
 
 def _download_model(name: str, revision: str | None) -> Path:
     """The folder of a Hub's model in the cache, named after its commit; without a network, the cached one."""
-    missing = f"There is no folder {name}{f'@{revision}' if revision else ''}, and no model of that name"
+    full = f"{name}@{revision}" if revision else name
+    holds_none = f"The folder {full} exists, but holds no model"
+    missing = f"There is no folder {full}, and no model of that name"
+    if Path(full).is_dir():
+        missing = f"{holds_none}, and there is no model of that name"
     near = "" if "/" in name else suggestion(name, (STARTER,))
     try:
         return download(name, revision=revision)
     except HFValidationError as error:
+        if Path(full).is_dir():
+            raise ModelFileError(f"{holds_none}: it has no {CONFIG}.") from error
         raise MissingFileError(f"{missing}{near or '.'} Models on the Hub are called organisation/name.") from error
     except HubError as error:
         raise type(error)(f"{missing} in the cache{near or '.'} {error}") from error
@@ -402,6 +411,9 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     name, revision = split_revision(split_vectors(name)[0])
     if (installed := installed_model(name)) is not None:
         name, revision = str(installed.folder), None
+    elif Path(name).is_dir() and not is_local(name):  # transformers would look into the folder
+        with suppress(MetaphraseError):
+            name, revision = str(_download_model(name, revision)), None
     try:
         weights = cached_file(
             name,

@@ -40,6 +40,7 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.encoders.folders import is_local
 from metaphrase.evaluation.answer_retrieval import AnswerSet
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts, encoder_settings, resolve_prompt
 from metaphrase.evaluation.result import Measurement, Result, mean_of
@@ -247,7 +248,7 @@ def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None)
     prompts = getattr(model, "prompts", {})
     text = "|".join(sorted(filter(None, prompts.values()))) if prompt == "auto" else resolve_prompt(model, prompt)
     organisation, _, last = name.strip("/").rpartition("/")
-    organisation = organisation if re.fullmatch(r"[\w.-]+", organisation) and not Path(name).exists() else "local"
+    organisation = organisation if re.fullmatch(r"[\w.-]+", organisation) and not is_local(name) else "local"
     words, digest = re.sub(r"[^0-9A-Za-z]+", "-", text).strip("-")[:40], hashlib.sha256(text.encode()).hexdigest()[:6]
     return ModelMeta.create_empty(
         {

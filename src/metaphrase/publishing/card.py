@@ -21,6 +21,7 @@ from sentence_transformers.base.model_card import YAML_FIELDS
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from metaphrase import __version__
+from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.loading import PLUS, split_vectors
 from metaphrase.encoders.pooler import is_pooler_optional
 from metaphrase.encoders.prompts import BITEXT
@@ -429,7 +430,7 @@ def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_hub_id(name: str | None) -> bool:
     pattern = r"[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)?"
-    return bool(name) and re.fullmatch(pattern, str(name), re.ASCII) is not None and not Path(str(name)).exists()
+    return bool(name) and re.fullmatch(pattern, str(name), re.ASCII) is not None and not is_local(str(name))
 
 
 def _link(base_model: str | None) -> str:

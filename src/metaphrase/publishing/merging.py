@@ -13,6 +13,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model, installed_models
 from metaphrase.encoders.loading import (
     PLUS,
@@ -251,7 +252,7 @@ def _write(
     )
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe else None,
-        merge={"alpha": alpha, "tuned": [Path(name).name if Path(name).exists() else name for name in tuned]},
+        merge={"alpha": alpha, "tuned": [Path(name).name if is_local(name) else name for name in tuned]},
         command=command,
         language=sorted(languages) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
@@ -377,7 +378,7 @@ def _public_name(name: str) -> str:
     """The name of a model or file without its folder; with its source, version or commit if it is known."""
     if is_starter(name) or installed_model(name):
         return full_name(name)
-    if Path(name).exists():
+    if is_local(name):
         return Path(name).name
     found, folder = find_folder(name)
     return f"{found}@{folder.name}"

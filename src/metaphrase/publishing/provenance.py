@@ -14,6 +14,7 @@ from httpx2 import HTTPError
 from huggingface_hub import constants, hf_hub_download, metadata_load
 from huggingface_hub.errors import EntryNotFoundError
 
+from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model
 from metaphrase.encoders.loading import is_starter, split_revision, split_vectors, vector_file
 from metaphrase.io.files import DEMO
@@ -109,7 +110,7 @@ def find_card(name: str, *, repo_type: str = "model", revision: str | None = Non
     place, at = split_revision(name)
     try:
         installed = installed_model(name) if repo_type == "model" else None
-        if installed or (repo_type == "model" and at is None and Path(place).exists()):
+        if installed or (repo_type == "model" and at is None and is_local(place)):
             card = (installed.folder if installed else Path(place)) / constants.REPOCARD_NAME
             return card if card.is_file() else None  # a task vector has none
         return Path(hf_hub_download(place, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision or at))
