@@ -112,6 +112,23 @@ def test_arguments_in_the_wrong_order_are_explained(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["pull", "starter", "a", "--output_dir", "b"],
+            "--output_dir is given twice. Pass it once, with the option or without.",
+        ),
+        (["pull", "starter", "a", "-ob"], "--output_dir is given twice"),
+        (["export", "a", "-o", "out", "--model=b"], "--model is given twice"),
+        (["evaluate", "a", "b", "--also", "c"], "--also is given twice. Pass all values after one --also"),
+    ],
+)
+def test_an_argument_that_is_given_twice_is_refused(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["012", "1e3", "1_000", "2026-01-31", "12:30"])
 def test_text_that_looks_like_a_number_is_kept(tmp_path, word):
     config = tmp_path / "c.yaml"

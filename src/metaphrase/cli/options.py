@@ -112,17 +112,20 @@ class Parser(argparse.ArgumentParser):
         return list(self._actions)
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
-        """Refuse unknown flags, and repeated ones of lists, of which argparse would keep the last values only."""
+        """Refuse unknown flags, and repeated ones of lists and of values without a flag: argparse would keep the last."""
         given = set()
         for token in arguments:
-            flag = token.split("=")[0]
+            flag = token.split("=")[0] if token.startswith("--") else token[:2]
             action = self._option_string_actions.get(flag)
             if token.startswith("--") and action is None:
                 near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
                 raise UsageError(f"Unknown option {flag}{near}. See `{self.prog} --help`.")
-            if action is not None and action.nargs == "+":
+            if action is not None and (action.nargs == "+" or action.dest in self.first):
                 if action.dest in given:
-                    raise UsageError(f"{flag} is given twice. Pass all values after one {flag}, separated by spaces.")
+                    name = action.option_strings[0]
+                    once = f"all values after one {name}, separated by spaces"
+                    once = once if action.nargs == "+" else "it once, with the option or without"
+                    raise UsageError(f"{name} is given twice. Pass {once}.")
                 given.add(action.dest)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
