@@ -215,6 +215,18 @@ def test_a_folder_of_the_user_is_no_output(
     fault("A9", "an output folder that holds files of the user", tried=tried, survived=tried)
 
 
+def test_the_folder_of_several_seeds_is_no_output(tiny_encoder, tmp_path):
+    seeds = tmp_path / "seeds"
+    for seed in (1, 2):
+        release(tiny_encoder, seeds / f"seed-{seed}", recipe=None)
+    assert refused(
+        lambda: release(tiny_encoder, seeds, recipe=None),
+        said=r"seeds holds the runs of several seeds: seed-1, seed-2\. Train further seeds with --seeds, or choose another",
+    )
+    (seeds / "notes.txt").touch()
+    assert refused(lambda: release(tiny_encoder, seeds, recipe=None), said="which metaphrase did not write")
+
+
 def test_a_report_does_not_replace_that_of_its_run(tiny_encoder, command, tmp_path):
     run = release(tiny_encoder, tmp_path / "run", recipe=None)
     (run / "run.json").write_text('{"model": "starter", "files": [], "corpus": {"languages": []}}')

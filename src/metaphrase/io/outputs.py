@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,10 +68,15 @@ def check_folder(folder: str | Path, *, model: str | Path | None = None, around:
     except PermissionError as error:
         raise not_writable(place, error) from error
     if names := sorted(path.name for path in paths if path.name != LOCK and not path.name.startswith(".")):
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        if all(re.fullmatch(r"seed-\d+", name) and _is_ours(place / name) for name in names):
+            raise UsageError(
+                f"The output folder {folder} holds the runs of several seeds: {listed}. Train further seeds with --seeds, or "
+                "choose another folder."
+            )
         raise UsageError(
-            f"The output folder {folder} holds {', '.join(names[:_NAMED])}{more}, which metaphrase did not write. Choose "
-            "another, or move its contents."
+            f"The output folder {folder} holds {listed}, which metaphrase did not write. Choose another, or move its "
+            "contents."
         )
 
 
