@@ -412,6 +412,13 @@ def test_values_of_another_type_are_refused(wrong):
         RunConfig(**wrong)
 
 
+@pytest.mark.parametrize("steps", [{"max_steps": 0}, {"max_steps": -2}, {"num_train_epochs": 0}])
+def test_a_run_without_a_step_is_refused(execute, steps, tmp_path):
+    with pytest.raises(UsageError, match=next(iter(steps))):
+        execute(recipe="tr", **steps)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
     configured_recipe(RunConfig(recipe="dap", vocabulary="english"))
     assert not caplog.records

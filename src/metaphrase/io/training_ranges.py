@@ -56,6 +56,10 @@ class TrainingRanges:
     def __post_init__(self) -> None:
         """Check the arguments."""
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
+        if self.max_steps == 0:
+            raise UsageError(
+                "max_steps is 0, so nothing would be trained. Set it to at least 1, or omit it to train for num_train_epochs."
+            )
         try:
             super().__post_init__()  # type: ignore[misc]
         except (ValueError, TypeError) as error:
