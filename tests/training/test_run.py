@@ -25,6 +25,7 @@ from metaphrase.publishing.release import verify
 from metaphrase.training import baseline
 from metaphrase.training import run as run_module
 from metaphrase.training.configuration import configured_recipe
+from metaphrase.training.recipe import Recipe, Term
 from metaphrase.training.run import Inputs
 from tests.conftest import mostly_slow
 from tests.training.test_baseline import write_sets
@@ -410,6 +411,13 @@ def test_a_baseline_without_a_test_set_is_refused_before_training(execute, tmp_p
 def test_values_of_another_type_are_refused(wrong):
     with pytest.raises(UsageError, match=f"'{next(iter(wrong))}' of RunConfig must be .*, but is"):
         RunConfig(**wrong)
+
+
+def test_a_recipe_is_passed_by_name():
+    with pytest.raises(
+        RecipeError, match=r"^A recipe is named, .* but the Recipe 'mine' was passed\. Write its to_dict"
+    ):
+        RunConfig(recipe=Recipe("mine", (Term("tr"),)))
 
 
 @pytest.mark.parametrize("steps", [{"max_steps": 0}, {"max_steps": -2}, {"num_train_epochs": 0}])

@@ -183,8 +183,9 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         for name, (number, hint) in _NUMBER_OR_AUTO.items():
             if settings.get(name) is not None or (name in settings and name != "merge"):
                 settings[name] = number_or_auto(settings[name], number, hint, name)
-        name = str(settings.get("recipe", options["recipe"].default))
-        defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))
+        recipe: Any = settings.get("recipe", options["recipe"].default)
+        recipe = recipe if isinstance(recipe, Recipe) else str(recipe)  # a Recipe is refused
+        defaults = recipe_settings(recipe, paper_training=bool(settings.get("paper_training")))
         for name, one in options.items():
             default = default_of(one)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))

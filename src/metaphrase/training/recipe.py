@@ -173,6 +173,11 @@ class Recipe:
             ConfigError: The file is not valid YAML; the message has the position.
             RecipeError: A key, an objective or a weight is invalid; the message has the position.
         """
+        if isinstance(name_or_path, Recipe):
+            raise RecipeError(
+                f"A recipe is named, or read from a YAML file, but the Recipe {_short(name_or_path.name)} was passed. Write "
+                "its to_dict() to a YAML file, and pass the path."
+            )
         path = Path(name_or_path)
         if path.suffix in (".yaml", ".yml"):
             if not path.is_file():
