@@ -600,6 +600,16 @@ def test_a_batch_without_negatives_is_refused(make_trainer, fault, recipe, named
     fault("B3", f"a batch of one pair ({recipe})", tried=1, survived=1)
 
 
+@pytest.mark.parametrize("kind", [Dataset, DatasetDict])
+def test_a_single_pair_without_negatives_is_refused(make_trainer, rows, fault, kind):
+    single = Dataset.from_list(rows[:1])
+    dataset = single if kind is Dataset else DatasetDict(several=Dataset.from_list(rows), single=single)
+    with pytest.raises(UsageError, match=r"^tr ranks each pair against .* with a single pair, so nothing is learned"):
+        make_trainer("tr", dataset=dataset)
+    make_trainer("ppa", dataset=dataset)
+    fault("B3", "a single pair", tried=1, survived=1)
+
+
 @pytest.mark.parametrize("recipe", ["ppa", "mexma"])
 def test_what_needs_no_other_pairs_may_have_a_batch_of_one(make_trainer, recipe):
     trainer = make_trainer(recipe, per_device_train_batch_size=1, max_steps=2)

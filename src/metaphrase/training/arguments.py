@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import torch
+from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers.integrations.integration_utils import (
@@ -22,6 +23,7 @@ from metaphrase.io.configuration import did_you_mean, option
 from metaphrase.io.environment import has_bfloat16_instructions, install_command
 from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
+from metaphrase.training.sampling import parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +168,16 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
             f"{', '.join(alone)} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
             "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size, or "
             "effective_batch_size, to at least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
+        )
+
+
+def check_negatives(dataset: Any, objectives: Mapping[str, Objective]) -> None:
+    """Refuse data with a single pair for objectives whose negatives are the other pairs of the batch."""
+    ranking = ", ".join(name for name, objective in objectives.items() if objective.in_batch_negatives)
+    if ranking and any(isinstance(part, Dataset) and len(part) < 2 for part in parts_of(dataset)):
+        raise UsageError(
+            f"{ranking} ranks each pair against the other pairs of its batch, but `train_dataset` is or contains a data set "
+            "with a single pair, so nothing is learned. Add pairs."
         )
 
 

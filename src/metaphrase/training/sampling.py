@@ -18,7 +18,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {"language": ("source_lang", "target_lang
 
 def check_data(dataset: Any, name: str) -> None:
     """Refuse data that are not data sets of the library `datasets`, or have no rows."""
-    for part in _parts_of(dataset):
+    for part in parts_of(dataset):
         if not isinstance(part, Dataset | IterableDataset):
             raise UsageError(
                 f"`{name}` must be a Dataset, an IterableDataset or a dictionary of Datasets, but is or contains a "
@@ -39,7 +39,7 @@ def check_batches(batches: str, dataset: Any, name: str, *, streams: bool = Fals
     """
     if (columns := _COLUMNS.get(batches)) is None:
         return
-    for part in _parts_of(dataset):
+    for part in parts_of(dataset):
         if streams and isinstance(part, IterableDataset):
             continue
         if not isinstance(part, Dataset) or not set(columns) <= set(part.column_names):
@@ -52,7 +52,7 @@ def check_batches(batches: str, dataset: Any, name: str, *, streams: bool = Fals
             )
 
 
-def _parts_of(dataset: Any) -> list[Any]:
+def parts_of(dataset: Any) -> list[Any]:
     """The data sets of a dictionary, or the data set; none for None."""
     if isinstance(dataset, Mapping):
         return list(dataset.values())

@@ -23,7 +23,7 @@ from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.functional import accumulated_in_place, liger_kernel
 from metaphrase.modeling.packing import packed
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
+from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_negatives
 from metaphrase.training.callbacks import StepCallback
 from metaphrase.training.checkpointing import ResumesRuns
 from metaphrase.training.distributed import average_gradients, broadcast_weights, highest
@@ -108,6 +108,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(model, args, **data, loss=loss, model_init=model_init, **kwargs)
         check_arguments(self.args, loss.objectives)
+        check_negatives(train_dataset, loss.objectives)
         if not isinstance(self.data_collator, ParallelCollator):
             raise UsageError(
                 f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
