@@ -66,7 +66,7 @@ def loaded(monkeypatch, tmp_path):
     monkeypatch.setattr(running, "load_encoder", models.__getitem__)
     monkeypatch.setattr(running, "prepare", prepare)
     for digest in ("model_hash", "encoder_digest"):
-        monkeypatch.setattr(benchmarks, digest, lambda model: 16 * f"{model.found:02d}")
+        monkeypatch.setattr(benchmarks, digest, lambda model, *precision: 16 * f"{model.found:02d}")
     monkeypatch.setattr(running, "encoding_speed", lambda model, **options: 1e-6)
     monkeypatch.chdir(tmp_path)
     return models, prepared
@@ -144,6 +144,17 @@ def test_baseline_from_a_file(data, loaded, tmp_path):
     result = json.loads(after.read_text())
     assert list(result["comparisons"]["data"]["languages"]) == ["te"]
     assert result["baseline"] == json.loads(before.read_text())
+
+
+@pytest.mark.parametrize(("before", "after"), [(["--bf16"], []), ([], ["--bf16"]), ([], [])])
+def test_a_baseline_in_another_precision_is_noted(data, loaded, tmp_path, capsys, before, after):
+    file = str(tmp_path / "before.json")
+    assert main(["evaluate", "weak", "--data", str(data), "--output", file, *before]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "strong", "--data", str(data), "--baseline", file, *after]) == 0
+    this, that = ("bfloat16", "float32") if after else ("float32", "bfloat16")
+    said = f"this evaluation is in {this}, but the baseline of data was measured in {that}, which changes"
+    assert (said in " ".join(capsys.readouterr().err.split())) == (before != after)
 
 
 def test_a_single_folder_is_cached_as_one_benchmark(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):

@@ -93,6 +93,12 @@ def differences(parts: Mapping[str, Any], benchmarks: Sequence[Benchmark]) -> di
     return found
 
 
+def other_precision(parts: Mapping[str, Any], benchmarks: Sequence[Benchmark], *, bf16: bool) -> list[str]:
+    """The benchmarks whose parts of an earlier evaluation were measured in another precision."""
+    settings = {one.name: parts.get(one.name, {}).get("settings", {}) for one in benchmarks}
+    return [name for name, known in settings.items() if known.get("bf16", bf16) != bf16]
+
+
 def compare_with(
     baseline: Mapping[str, Any],
     scores: Mapping[str, Mapping[str, Any]],

@@ -19,7 +19,7 @@ from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import encoder_files, load_encoder
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
-from metaphrase.evaluation.suites.baselines import compare_with, differences, read_results, stronger
+from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Note, Settings, Subject, check_names
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
@@ -283,6 +283,13 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
         unlike = differences(before["parts"], benchmarks)
         for name, reason in unlike.items():
             note(f"Not compared: {name}, {reason}.")
+        embedding = [one for one in benchmarks if one.name not in unlike and "bf16" in _reads(one)]
+        if others := other_precision(before["parts"], embedding, bf16=options.bf16):
+            this, that = ("bfloat16", "float32") if options.bf16 else ("float32", "bfloat16")
+            note(
+                f"Note: this evaluation is in {this}, but the baseline of {', '.join(others)} was measured in {that}, which "
+                "changes scores a little. Measure both in the same precision."
+            )
     elif options.baseline is not None:  # one model in memory at a time
         before = measure(options.baseline, *(replace(options, prompt=prompt) for prompt in ("auto", None)))
     measured = []
