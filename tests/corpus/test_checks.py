@@ -111,6 +111,18 @@ def test_finnish_is_no_other_language(demo, language, fault):
     fault("C8", "sources in another language", tried=1, survived=1)
 
 
+@pytest.mark.parametrize("language", ["sw", "wo"])
+def test_pairs_of_which_half_are_swapped(demo, language):
+    sides = list(zip(demo["sw"].sources[:100], demo["sw"].targets[:100], strict=True))
+    sources, targets = zip(*(pair[::-1] if at % 2 else pair for at, pair in enumerate(sides)), strict=True)
+    (finding,) = check_languages(ParallelSet(language, sources, targets))
+    assert (finding.severity, finding.code) == ("warning", "swapped-pairs")
+    assert "lines of the source side look like English (en)" in finding.message
+    assert "Swap the two sides of these pairs." in finding.message
+    assert 25 <= finding.count <= 50
+    assert finding.examples[0] == list(sides[1][::-1])
+
+
 def test_a_target_side_in_another_language(demo):
     pairs = replace(demo["sw"], targets=demo["fi"].sources[: len(demo["sw"].sources)])
     (finding,) = check_languages(pairs, lines=LINES)
@@ -164,6 +176,18 @@ def test_duplicates(demo, copies, severity, fault):
     assert (finding.severity, finding.count, finding.of) == (severity, copies, 200 + copies)
     assert finding.examples[0] == [doubled.sources[0], doubled.targets[0]]
     fault("C6", "repeated pairs, found by the check", tried=1, survived=1)
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.05, None), (0.2, "warning"), (1.0, "error")])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_one_text_on_a_side(demo, share, severity, side, fault):
+    pairs = ParallelSet("sw", demo["sw"].sources[:100], demo["sw"].targets[:100])
+    texts, n = getattr(pairs, f"{side}s"), int(100 * share)
+    pairs = replace(pairs, **{f"{side}s": texts[:1] * n + texts[n:]})
+    found = [finding for finding in check_pairs(pairs) if finding.code == "repeated-side"]
+    assert [(one.severity, one.count, one.of) for one in found] == [(severity, n, 100)] * bool(severity)
+    assert all(one.message.startswith(f"One text is the {side} of {n} of 100 different pairs") for one in found)
+    fault("C8", "one text on a side", tried=1, survived=1)
 
 
 def test_uneven_lengths():

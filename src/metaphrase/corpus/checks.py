@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.files import CorpusLike, find_files, source_language
-from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
+from metaphrase.corpus.identification import (
+    LINES,
+    Identification,
+    canonical,
+    identify,
+    knows,
+    language_name,
+    related,
+)
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import EXAMPLES, CorpusReport
@@ -35,7 +43,7 @@ SURE, ABSENT = 0.4, 0.2
 MIN_LINES = 20
 #: Share of lines in another language, with high probability, that is a warning.
 OTHER_LINES = 0.1
-#: Share of pairs with identical sides that is an error, or a warning.
+#: Share of pairs with identical sides, or with one and the same text on a side, that is an error, or a warning.
 IDENTICAL_ERROR, IDENTICAL_WARNING = 0.5, 0.1
 #: Share of duplicate pairs that is a warning.
 DUPLICATES = 0.1
@@ -164,14 +172,14 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 def check_languages(
     pairs: ParallelSet, target_lang: str = "en", *, lines: int = LINES, seed: int = 0
 ) -> list[Finding]:
-    """Check the language of each side: swapped sides, another language, lines in another language.
+    """Check the language of each side: swapped sides or pairs, another language, lines in another language.
 
     A language that the classifier does not know results in a warning, unless the sides are swapped. See
     `check_corpus` for the arguments.
     """
     language = pairs.language
     found = [identify(side, lines=lines, seed=seed) for side in (pairs.sources, pairs.targets)]
-    if swapped := _swapped(pairs, target_lang, *found):
+    if swapped := _swapped(pairs, target_lang, *found) or _partly_swapped(pairs, target_lang, *found):
         return [swapped]
     sides = zip(_SIDES, (language, target_lang), found, strict=True)
     findings = (_check_side(side, expected, language, identified) for side, expected, identified in sides)
@@ -199,6 +207,36 @@ def _swapped(pairs: ParallelSet, target_lang: str, source: Identification, targe
         count,
         len(source.lines),
         _examples(zip(pairs.sources, pairs.targets, strict=True)),
+    )
+
+
+def _partly_swapped(
+    pairs: ParallelSet, target_lang: str, source: Identification, target: Identification
+) -> Finding | None:
+    """The finding about lines of each side that are in the language of the other, in similar numbers."""
+    if not knows(target_lang) or target_lang == pairs.language:
+        return None
+    sources = [line for line in source.others(pairs.language) if line.language in related(target_lang)]
+    targets = [
+        line
+        for line in target.others(target_lang)
+        if line.language in related(pairs.language) or not knows(pairs.language)
+    ]
+    shares = sorted((len(sources) / max(1, len(source.lines)), len(targets) / max(1, len(target.lines))))
+    if shares[0] <= OTHER_LINES or shares[0] < shares[1] / 2:
+        return None
+    texts = {line.text for line in sources}
+    return Finding(
+        "warning",
+        "swapped-pairs",
+        f"Some pairs are swapped: {len(sources)} of {len(source.lines)} lines of the source side look like "
+        f"{language_name(target_lang)}, and {len(targets)} of {len(target.lines)} of the target side are not. The source "
+        f"side should be {language_name(pairs.language)}, the target side {language_name(target_lang)}. Swap the two sides "
+        "of these pairs.",
+        pairs.language,
+        len(sources),
+        len(source.lines),
+        _examples(pair for pair in zip(pairs.sources, pairs.targets, strict=True) if pair[0] in texts),
     )
 
 
@@ -244,8 +282,8 @@ def _check_side(side: str, expected: str, language: str, found: Identification) 
 
 
 def check_pairs(pairs: ParallelSet) -> list[Finding]:
-    """Check the pairs of one language for copies, duplicates, uneven lengths and shifted sides."""
-    checks = (_identical, _duplicates, _uneven, _shifted)
+    """Check the pairs of one language for copies, duplicates, repeated sides, uneven lengths and shifted sides."""
+    checks = (_identical, _duplicates, _repeated, _uneven, _shifted)
     return [finding for check in checks if (finding := check(pairs)) is not None]
 
 
@@ -279,6 +317,29 @@ def _duplicates(pairs: ParallelSet) -> Finding | None:
         again,
         n,
         _examples(pair for pair, count in counts.most_common(EXAMPLES) if count > 1),
+    )
+
+
+def _repeated(pairs: ParallelSet) -> Finding | None:
+    """The finding about a text that is the translation of many others; identical pairs count once."""
+    distinct = set(zip(pairs.sources, pairs.targets, strict=True))
+    n = len(distinct)
+    counts = [Counter(pair[at] for pair in distinct).most_common(1)[0] for at in range(len(_SIDES))]
+    at = max(range(len(_SIDES)), key=lambda at: counts[at][1])
+    text, count = counts[at]
+    enough = n >= MIN_LINES
+    if count < 2 or count <= (IDENTICAL_WARNING if enough else IDENTICAL_ERROR) * n:
+        return None
+    side, other = _SIDES[at], _SIDES[1 - at]
+    return Finding(
+        "error" if enough and count > IDENTICAL_ERROR * n else "warning",
+        "repeated-side",
+        f"One text is the {side} of {count:,} of {n:,} different pairs ({count / n:.1%}), whose {other}s differ. Check that "
+        f"the {side}s are the right column or file, and remove pairs that are no translations.",
+        pairs.language,
+        count,
+        n,
+        _examples(pair for pair in zip(pairs.sources, pairs.targets, strict=True) if pair[at] == text),
     )
 
 
