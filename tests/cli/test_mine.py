@@ -172,10 +172,15 @@ def test_copies_have_no_threshold(texts, tiny_encoder_dir, tmp_path, capsys):
     assert main([*words, str(tmp_path / "auto.tsv"), "--threshold", "auto"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     count = len(set(Path(texts[0]).read_text(encoding="utf-8").split("\n")) - {""})
-    assert f"No threshold can be suggested: all {count} pairs that were found are copies" in error
+    assert (
+        f"No threshold can be suggested: both sides are the same text in all pairs that were found ({count})" in error
+    )
     assert "keep copies with --copies" in error
     assert main([*words, str(tmp_path / "all.tsv")]) == 0
-    assert f"No threshold is suggested: all {count} pairs" in " ".join(capsys.readouterr().err.split())
+    assert (
+        f"No threshold is suggested: both sides are the same text in all pairs that were found ({count})"
+        in " ".join(capsys.readouterr().err.split())
+    )
 
 
 def test_the_suggestion_does_not_count_copies_that_are_dropped(tiny_encoder, tmp_path, monkeypatch):
@@ -299,7 +304,7 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
         (["{de}", "{en}", "{en}", "-o", "{d}/x.tsv"], "come first: metaphrase mine SOURCE TARGET [OPTIONS]. See"),
         (["{de}", "{en}", "-o", "{d}/x.csv"], "the format is unknown"),
         (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "does not exist"),
-        (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The 2 lines of the source contain no sentences"),
+        (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The source contains no sentences, in 2 lines"),
         (["{d}/text.txt", "{en}", "-o", "{d}/x.tsv"], "pass --source_lang"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number that is finite or 'auto'"),
         (

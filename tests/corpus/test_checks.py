@@ -267,7 +267,7 @@ def test_leakage_of_sides_and_pairs(fault):
     tested = ParallelSet("sw", ("HABARI ", "Kwa heri", "Karibu", "asante"), ("Hello", "ｈi  Friend", "Welcome", "Ta"))
     (finding,) = check_leakage(train, {"sw": tested})
     assert (finding.severity, finding.code, finding.count, finding.of) == ("error", "leakage", 3, 4)
-    assert "2 sources, 2 targets, 1 whole pairs" in finding.message
+    assert "2 sources, 2 targets, 1 whole pair." in finding.message
     assert finding.examples == [["HABARI ", "Hello"], ["Kwa heri", "ｈi  Friend"], ["asante", "Ta"]]
     fault("C7", "test sentences in the training text, in another form", tried=3, survived=finding.count)
 
@@ -361,3 +361,12 @@ def test_reading_keeps_what_cleaning_would_take(tmp_path):
     path.write_text("source\ttarget\tsource_lang\nHabari\tHello\tsw\n", encoding="utf-8")
     with pytest.raises(CorpusError, match=r"no pair for te\. Its languages: sw"):
         read_corpus(str(path), languages=["te"])
+
+
+def test_one_of_a_kind_is_counted_as_one():
+    """Numbers of things in messages have a plural only if there are several."""
+    pairs = ParallelSet("sw", ("moja",) * 2, ("one",) * 2)
+    (leak,) = check_leakage({"sw": pairs}, {"sw": pairs.rows([0])})
+    messages = [finding.message for finding in (*check_pairs(pairs), leak)]
+    assert any("which leaves 1 pair." in message for message in messages)
+    assert "1 source, 1 target, 1 whole pair." in leak.message

@@ -208,7 +208,7 @@ def test_a_gold_link_beyond_the_sentence_has_a_warning(gold_lines, caplog):
         (0, "a ||| b\n", "one line per pair, but .* differ: .* 1, .* 2"),
         (1, "1-1\n0-1\n", r"gold:2: The words of these gold links are counted from 1, but a link is '0-1'"),
         (1, "1-1\nx\n", "gold:2: Gold links have the form"),
-        (2, "0-0\n", "must have one line per pair, but has 1 lines for 2 pairs"),
+        (2, "0-0\n", "must have one line per pair, but has 1 line for 2 pairs"),
     ],
 )
 def test_malformed_gold_lines_are_refused(gold_lines, file, text, message):

@@ -18,6 +18,7 @@ from metaphrase.cli.output import emit, is_json, notes, result_stream, show_prog
 from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.writing import text_writer
 from metaphrase.exceptions import UsageError
+from metaphrase.io.counts import counted
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.tables import titled_table
 from metaphrase.io.work_folders import work_folder_of
@@ -77,7 +78,7 @@ def _summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, 
         )
     if tokenised := report.total.tokenised:
         console.print(
-            f"{tokenised:,} pairs in languages without spaces are tokenised already: their spaces separate the words. "
+            f"Tokenised already, in a language without spaces: {counted(tokenised, 'pair')}. Spaces separate the words; "
             "--segmenter icu segments them again."
         )
     if options.summary:

@@ -16,6 +16,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.diagnosis import Diagnosis
 from metaphrase.evaluation.diagnosis_workflow import DiagnoseOptions, DiagnosisReport, diagnose_files
+from metaphrase.io.counts import counted
 from metaphrase.io.files import write_json
 from metaphrase.io.tables import titled_table
 
@@ -52,7 +53,9 @@ def _render(report: DiagnosisReport) -> Iterator[RenderableType]:
         return
     yield findings_table(findings)
     counts = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
-    found = ", ".join(f"{n} {severity}{'s' * (n != 1 and severity != 'info')}" for severity, n in counts.items() if n)
+    found = ", ".join(
+        counted(n, severity) if severity != "info" else f"{n:,} info" for severity, n in counts.items() if n
+    )
     yield Text(f"Found: {found}.", style=STYLES[findings[0].severity])
 
 
@@ -80,7 +83,7 @@ def _describe_languages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
             f"{probe['chance']:.1f} %). The lower, the better the languages are aligned."
         )
     for language, measured in diagnosis.languages.items():
-        named = "; ".join(f"{hub['text'][:60]!r} {hub['count']} times" for hub in measured["hubs"])
+        named = "; ".join(f"{hub['text'][:60]!r} {counted(hub['count'], 'time')}" for hub in measured["hubs"])
         yield Text(
             f"Hubness of the targets of {language}: skewness {measured['hubness']:.2f}. Most frequent neighbours: {named}."
         )

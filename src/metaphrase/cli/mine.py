@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
 from metaphrase.cli.pushing import PushPairsOptions
+from metaphrase.io.counts import counted
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     console.print("\n".join(text_histogram(result.facts["histogram"], result.threshold)))
     for line in _describe_thresholds(result):
         console.print(line)
-    console.print(f"Wrote {len(result.kept.score_c):,} pairs: {', '.join(map(str, result.files))}")
+    console.print(f"Wrote {counted(len(result.kept.score_c), 'pair')}: {', '.join(map(str, result.files))}")
     if result.work is not None:
         console.print(f"Kept {result.work}")
     emit(result.facts | hub.push(options.output, console.print))
@@ -64,7 +65,8 @@ def _describe_thresholds(result: MiningResult) -> list[str]:
     score_c, threshold, best = result.pairs.score_c, result.threshold, result.suggestion
     lines = []
     if threshold is not None:
-        lines.append(f"Threshold: {threshold:.4f}, kept {(score_c >= threshold).sum():,} pairs (marked +).")
+        kept = int((score_c >= threshold).sum())
+        lines.append(f"Threshold: {threshold:.4f}, kept {counted(kept, 'pair')} (marked +).")
     if best is None:
         reason, _ = why_no_threshold(len(score_c), result.facts["copies_dropped"])
         return [*lines, f"No threshold is suggested: {reason}."]
@@ -76,5 +78,5 @@ def _describe_thresholds(result: MiningResult) -> list[str]:
     if best.threshold == threshold:
         return [*lines, f"Expected among the pairs: {expected}"]
     suggested = f"{best.threshold:.4f}"
-    kept = (score_c >= float(suggested)).sum()  # what the option keeps, as it is printed
-    return [*lines, f"Suggestion: --threshold {suggested} keeps {kept:,} pairs. Expected: {expected}"]
+    kept = int((score_c >= float(suggested)).sum())  # what the option keeps, as it is printed
+    return [*lines, f"Suggestion: --threshold {suggested} keeps {counted(kept, 'pair')}. Expected: {expected}"]

@@ -32,6 +32,7 @@ from metaphrase.corpus.report import EXAMPLES, CorpusReport
 from metaphrase.corpus.shifts import Shift, find_shift, length_similarity
 from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.counts import counted
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -312,7 +313,7 @@ def _duplicates(pairs: ParallelSet) -> Finding | None:
         "warning" if again > DUPLICATES * n else "info",
         "duplicates",
         f"{again:,} of {n:,} pairs ({again / n:.1%}) are duplicates. Training drops them, which leaves "
-        f"{len(counts):,} pairs.",
+        f"{counted(len(counts), 'pair')}.",
         pairs.language,
         again,
         n,
@@ -443,7 +444,8 @@ def check_leakage(
                     "error" if bad else "warning",
                     "leakage",
                     f"{len(leaked):,} of {n:,} test pairs ({len(leaked) / n:.1%}) have a side in the training corpus: "
-                    f"{counts['source']:,} sources, {counts['target']:,} targets, {counts['pair']:,} whole pairs. Scores "
+                    f"{counted(counts['source'], 'source')}, {counted(counts['target'], 'target')}, "
+                    f"{counted(counts['pair'], 'whole pair')}. Scores "
                     "on them are meaningless: remove them from the training corpus.",
                     language,
                     len(leaked),

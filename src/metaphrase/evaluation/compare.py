@@ -22,6 +22,7 @@ from metaphrase.evaluation.significance import (
 )
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import Resamples, Seed, checked
+from metaphrase.io.counts import counted
 
 #: A tie on fewer items is not meaningful, because its interval is wide.
 FEW_ITEMS = 100
@@ -144,7 +145,7 @@ def languages_in_words(number: int) -> str:
     >>> languages_in_words(1), languages_in_words(9)
     ('1 language', '9 languages')
     """
-    return f"{number} language{'' if number == 1 else 's'}"
+    return counted(number, "language")
 
 
 def check_comparable(before: Result, after: Result) -> None:

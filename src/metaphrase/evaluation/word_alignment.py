@@ -27,6 +27,7 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, with_i
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Count, CountOr0, Positive, Resamples, Seed, Share, checked
+from metaphrase.io.counts import counted
 from metaphrase.io.progress import progress_bars
 
 logger = logging.getLogger(__name__)
@@ -192,7 +193,10 @@ def peer_scores(pairs: Sequence[GoldPair], links: str | Path, *, first: int = 0)
     """
     lines = _without_surplus(_lines(links), len(pairs))
     if len(lines) != len(pairs):
-        raise DataError(f"{links} must have one line per pair, but has {len(lines)} lines for {len(pairs)} pairs.")
+        raise DataError(
+            f"{links} must have one line per pair, but has {counted(len(lines), 'line')} for "
+            f"{counted(len(pairs), 'pair')}."
+        )
     return _scores(map(parse_links, lines[first:]), pairs[first:])
 
 

@@ -13,6 +13,7 @@ import xxhash
 from metaphrase.corpus.files import FORMATS
 from metaphrase.corpus.text import MAX_CHARS, is_blank, one_line, read_lines
 from metaphrase.exceptions import CorpusError, DataError
+from metaphrase.io.counts import counted
 from metaphrase.io.files import read_json
 from metaphrase.io.work_folders import read_kept, write_atomically
 
@@ -66,7 +67,7 @@ def check_text(name: str, read: Callable[[], Iterable[str | None]]) -> None:
     for lines, text in enumerate(read(), 1):  # noqa: B007 - their number is part of the message
         if text:
             return
-    raise CorpusError(f"The {lines} lines of the {name} contain no sentences.")
+    raise CorpusError(f"The {name} contains no sentences, in {counted(lines, 'line')}.")
 
 
 class Sentences(Sequence[str]):

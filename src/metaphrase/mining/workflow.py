@@ -18,6 +18,7 @@ from metaphrase.corpus.text import normalised
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.counts import counted
 from metaphrase.io.digests import PinnedFile, unchanged
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
@@ -243,7 +244,7 @@ def _suggested(scored: _Scored) -> float:
 def why_no_threshold(pairs: int, copies: int) -> tuple[str, str]:
     """Why no threshold is suggested for a number of pairs, without the copies that were dropped, and what to do."""
     if copies and not pairs:
-        return f"all {copies:,} pairs that were found are copies, whose two sides are the same text", (
+        return f"both sides are the same text in all pairs that were found ({copies:,})", (
             "Check that the two texts are in different languages, or keep copies with --copies."
         )
     return "wrong pairs score like all pairs", (
@@ -254,6 +255,6 @@ def why_no_threshold(pairs: int, copies: int) -> tuple[str, str]:
 
 def _describe(facts: Mapping[str, int]) -> str:
     skipped = [f"{facts[key]:,} {key}" for key in ("repeated", "empty", "unreadable") if facts[key]]
-    return f"{facts['sentences']:,} sentences of {facts['lines']:,} lines" + (
+    return f"{counted(facts['sentences'], 'sentence')} of {counted(facts['lines'], 'line')}" + (
         f" ({', '.join(skipped)} skipped)" if skipped else ""
     )

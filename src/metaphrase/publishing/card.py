@@ -26,6 +26,7 @@ from metaphrase.encoders.loading import PLUS, split_vectors
 from metaphrase.encoders.pooler import is_pooler_optional
 from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.io.counts import counted
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER, card_usage, card_usage_of_transformers
 from metaphrase.publishing.markdown import cell, code, dump_yaml, fence, hub_languages, table
@@ -352,10 +353,10 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
     if debias is None:
         return None
     if "languages" not in debias:
-        return f"a linear layer projects out {debias['directions']} directions"
+        return f"a linear layer projects out {counted(debias['directions'], 'direction')}"
     chosen = f". {debias['chosen']}" if debias.get("chosen") else ""
     return (
-        f"a linear layer projects out the {debias['directions']} directions in which the mean embeddings of "
+        f"a linear layer projects out the {counted(debias['directions'], 'direction')} in which the mean embeddings of "
         f"{debias['languages']} languages differ most, estimated on {debias['data']}{chosen}"
     )
 

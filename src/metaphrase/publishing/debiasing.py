@@ -23,6 +23,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, Range, checked
 from metaphrase.io.configuration import option
+from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
 from metaphrase.publishing.export import check_destination, drafted, how_to_load
@@ -97,14 +98,17 @@ class DirectionsCurve:
     def __str__(self) -> str:
         """The choice in words, with gain and cost of no removal and the chosen one, or of all if nothing can be gained."""
         costs = "; ".join(
-            f"{point['directions']} directions: {changes_in_words(self.gain, point)}"
+            f"{counted(point['directions'], 'direction')}: {changes_in_words(self.gain, point)}"
             for point in self.points
             if not self.directions or point["directions"] in (0, self.directions)
         )
         if not self.directions:
             return f"Nothing can be gained without a loss. Gain and cost: {costs}."
         chosen = next(point for point in self.points if point["directions"] == self.directions)
-        return f"{self.directions} directions were chosen. Gain and cost: {costs}.{chance_in_words(chosen)}"
+        were = "was" if self.directions == 1 else "were"
+        return (
+            f"{counted(self.directions, 'direction')} {were} chosen. Gain and cost: {costs}.{chance_in_words(chosen)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -339,7 +343,7 @@ def describe(result: Debiasing) -> str:
     if result.output_dir is None:
         return f"{chosen}Nothing was written."
     return (
-        f"{chosen}Wrote {result.output_dir}: {result.model} without the {result.directions} directions that hold "
+        f"{chosen}Wrote {result.output_dir}: {result.model} without {counted(result.directions, 'direction')}, with "
         f"{100 * result.share:.1f} % of the variance of the mean embeddings of {len(result.languages)} languages. "
         f"{how_to_load(result.output_dir)}"
     )

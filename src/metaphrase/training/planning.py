@@ -23,6 +23,7 @@ from metaphrase.encoders.loading import freeze_word_embeddings
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.io.arguments import AtLeast0, Count, checked
+from metaphrase.io.counts import counted
 from metaphrase.io.environment import has_bfloat16_instructions
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
@@ -265,7 +266,7 @@ def make_plan(
     affordable = max(int(60 * minutes / seconds_per_step), 1)
     steps = min(wanted, affordable)
     which = f"{EPOCHS} epochs" if steps == wanted else f"{minutes:g} minutes at {seconds_per_step:.1f} s a step"
-    reasons.append(f"at most {steps} steps: {which}")
+    reasons.append(f"at most {counted(steps, 'step')}: {which}")
     evaluate = -(-steps // EVALUATIONS)  # rounded up, as the last step is measured too
     reasons.append(
         f"the dev set is measured every {evaluate} steps; training ends after {PATIENCE} without improvement"

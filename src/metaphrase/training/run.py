@@ -34,6 +34,7 @@ from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.io.counts import counted
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
@@ -362,8 +363,8 @@ class TrainingRun:
             logger.info("Corpus:\n%s", self.corpus.report)
             if len(dataset) < arguments.train_batch_size:
                 raise CorpusError(
-                    f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Add "
-                    "pairs, or lower --per_device_train_batch_size."
+                    f"The corpus has {counted(len(dataset), 'pair')}, fewer than a batch of {arguments.train_batch_size}. "
+                    "Add pairs, or lower --per_device_train_batch_size."
                 )
         evaluators: list[BaseEvaluator] = []
         if self.dev:

@@ -14,6 +14,7 @@ from pathlib import Path
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.counts import counted
 
 #: Maximum number of a language's pairs that are held out for test and dev, and the maximum share of all its pairs.
 TEST, DEV, SHARE = 500, 250, 0.1
@@ -46,8 +47,8 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
     unique = [pair for pair in unique if all(pair)]
     if len(unique) < FEWEST:
         raise CorpusError(
-            f"{pairs.language} has {len(unique)} different pairs; adapting and evaluating require at least {FEWEST}. Mine "
-            "more pairs (metaphrase mine), or train with your own test set (metaphrase train)."
+            f"{pairs.language} has {counted(len(unique), 'different pair')}; adapting and evaluating require at "
+            f"least {FEWEST}. Mine more pairs (metaphrase mine), or train with your own test set (metaphrase train)."
         )
     random.Random(seed).shuffle(unique)
     tests, devs = (min(most, int(SHARE * len(unique))) for most in (TEST, DEV))
@@ -70,9 +71,9 @@ def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Sp
         train = without(one.train, held)
         if not (train and one.dev and one.test):
             raise CorpusError(
-                f"{language} repeats its sentences too often: {len(train)} pairs for training, {len(one.dev)} for early "
-                f"stopping and {len(one.test)} for evaluation would be left without common sentences. Add pairs with other "
-                "sentences."
+                f"{language} repeats its sentences too often: {counted(len(train), 'pair')} for training, {len(one.dev)} for "
+                f"early stopping and {len(one.test)} for evaluation would be left without common sentences. Add pairs with "
+                "other sentences."
             )
         splits[language] = replace(one, train=train, excluded=one.excluded + len(one.train) - len(train))
     return splits

@@ -20,6 +20,7 @@ from metaphrase.corpus.report import CorpusReport, format_examples
 from metaphrase.corpus.rows import Row, check_row
 from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.counts import counted
 from metaphrase.io.digests import unchanged
 
 
@@ -104,7 +105,9 @@ def read_pairs(
         if not read:
             raise CorpusError(f"{file.name} has no pairs: it is empty, or has nothing but a header.")
         if bad == read:
-            raise CorpusError(f"{file.name} has no readable pair in {read} lines: {format_examples(unreadable)}.")
+            raise CorpusError(
+                f"{file.name} has no readable pair in {counted(read, 'line')}: {format_examples(unreadable)}."
+            )
     finally:
         report.log_unreadable(file.name, unreadable, bad, read)
 

@@ -45,6 +45,7 @@ from metaphrase.evaluation.transfer.tasks import EncoderSource, encoder_source, 
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.arguments import BelowOne, Count, Layers, Length, Range, checked
 from metaphrase.io.configuration import option
+from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.tables import titled_table
 
@@ -339,5 +340,6 @@ def translation_table(results: Mapping[str, Any]) -> Table:
     table = titled_table(title, "", "score", "signature")
     for name, score in results["metrics"].items():
         table.add_row(name, f"{score:.1f}", results["signatures"][name])
-    table.caption = f"{results['data']['test']['n']} pairs; mean of {len(results['averaged'])} checkpoints."
+    pairs, checkpoints = results["data"]["test"]["n"], len(results["averaged"])
+    table.caption = f"{counted(pairs, 'pair')}; mean of {counted(checkpoints, 'checkpoint')}."
     return table
