@@ -138,6 +138,14 @@ def test_a_collapsed_model(tiny_encoder, german, fault):
     fault("B2", "collapsed encoder, detected by `diagnose`", tried=1, survived=1)
 
 
+@pytest.mark.parametrize("pairs", [1, 2, 9])
+def test_few_pairs_are_no_evidence_against_a_model(fair, tiny_encoder, swahili, pairs):
+    result = diagnose(tiny_encoder, {"sw": swahili.rows(range(pairs))})
+    (finding,) = result.findings
+    assert (finding.severity, finding.code) == ("info", "not-measured")
+    assert f"only {2 * pairs} different sentences, fewer than 20" in finding.message
+
+
 def test_an_unchanged_model(tiny_encoder, german, monkeypatch):
     monkeypatch.setattr(diagnosis, "collapse", lambda facts: [])
     result = diagnose(tiny_encoder, {"de": german}, baseline=copy.deepcopy(tiny_encoder))

@@ -40,6 +40,7 @@ from metaphrase.evaluation.significance import (
 )
 from metaphrase.evaluation.similarity_structure import kept_structure
 from metaphrase.io.arguments import Count, Range, Seed, checked
+from metaphrase.io.counts import counted
 from metaphrase.io.files import UDHR
 from metaphrase.io.progress import Advance
 from metaphrase.mining.bulk import encode, is_sortable
@@ -51,6 +52,8 @@ BLOCK = 100
 #: cosine, or the share of variance of the first component, in the second line.
 COLLAPSED_RANK = 2.0
 CROWDED_COSINE, CROWDED_SHARE = 0.95, 0.5
+#: With fewer different sentences, a sound model's embeddings have as few dimensions as collapsed ones, so it is not judged.
+FEWEST = 20
 #: Mean distance (1 − cosine) to the embeddings of the baseline below which a model is unchanged, or hardly changed.
 UNCHANGED, HARDLY_CHANGED = 1e-6, 1e-4
 #: Share of pairs that are closer than a random pair; chance is one half. Below the first value the sides are not
@@ -129,21 +132,27 @@ def diagnose(
         message = f"{bad:,} of {len(all_nh):,} embeddings are NaN or infinite. Resume from an earlier checkpoint."
         return Diagnosis([Finding("error", "not-finite", message, count=bad, of=len(all_nh))])
     result = Diagnosis(geometry=geometry(all_nh))
-    findings = collapse(result.geometry)
-    collapsed = any(finding.severity == "error" for finding in findings)
+    texts = len({text for pairs, _ in chosen.values() for side in (pairs.sources, pairs.targets) for text in side})
+    findings = collapse(result.geometry) if texts >= FEWEST else []
+    judged = texts >= FEWEST and not any(finding.severity == "error" for finding in findings)
     if baseline is not None:
         before = [side_nh for pairs, _ in chosen.values() for side_nh in _embed(baseline, pairs, advance)]
         findings += _compare(result.geometry, all_nh, np.concatenate(before))
         result.geometry["structure"] = kept_structure(before[::2], [source_nh for source_nh, _ in embedded.values()])
-    if collapsed:
+    if not judged:
         message = "The corpus was not checked, because the embeddings have collapsed."
+        if texts < FEWEST:
+            message = (
+                f"The model was not judged, because the pairs have only {counted(texts, 'different sentence')}, fewer than "
+                f"{FEWEST}. Pass more pairs, or a larger --sample."
+            )
         findings.append(Finding("info", "not-measured", message))
     result.language_identification.update(language_identification(_by_language(embedded, target_lang)))
     for language, (part, row_n) in chosen.items():
         result.languages[language] = measure(embedded[language], seed) | _hubs(part, embedded[language])
-        if not collapsed:
+        if judged:
             findings += _paired(model, sets[language], result.languages[language], embedded[language], row_n)
-    if not collapsed and is_sortable(model):
+    if judged and is_sortable(model):
         findings += _pooling(model, {language: pairs for language, (pairs, _) in chosen.items()}, result.pooling)
         for language, (pairs, _) in chosen.items():
             result.words[language], finding = under_aligned(model, pairs, target_lang, batch_size=batch_size)
