@@ -225,6 +225,7 @@ def test_a_card_in_another_encoding_is_pulled(base, tmp_path):
 def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
     vector, other = tmp_path / "sw.safetensors", tmp_path / "own"
     assert command(base, sw, "--vector", vector) == 0
+    copy = shutil.copytree(base, tmp_path / "copy")
     other.mkdir()
     (other / "notes.txt").write_text("my own")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -247,6 +248,7 @@ def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
         "There is no task vector": [base, tmp_path / "none.safetensors", "-o", tmp_path / "x"],
         "'alpha' must be a number": [base, sw, "--alpha", "nan", "-o", tmp_path / "x"],
         "--bits": [base, sw, "--bits", 3, "-o", tmp_path / "x"],
+        "changed nothing: the weights are those of": [base, copy, "--vector", tmp_path / "x.safetensors"],
     }
     for said, words in cases.items():
         capsys.readouterr()

@@ -190,6 +190,11 @@ def merge(
     for name in tuned:
         notify(f"Loading {name} …")
         vectors.append(_vector(base, base_name, name))
+    if not any(one.differences or one.directions is not None or one.prompts or one.settings for one in vectors):
+        raise UsageError(
+            f"{' and '.join(tuned)} changed nothing: the weights are those of {base_name}. Name the base first, then models "
+            "that were tuned from it."
+        )
     curve = None
     if options.alpha == "auto":
         vector = combine(vectors, 1.0)
