@@ -248,6 +248,7 @@ def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
         "There is no task vector": [base, tmp_path / "none.safetensors", "-o", tmp_path / "x"],
         "'alpha' must be a number": [base, sw, "--alpha", "nan", "-o", tmp_path / "x"],
         "--bits": [base, sw, "--bits", 3, "-o", tmp_path / "x"],
+        "--bits applies to the file of --vector": [base, sw, "--bits", 4, "-o", tmp_path / "x"],
         "changed nothing: the weights are those of": [base, copy, "--vector", tmp_path / "x.safetensors"],
     }
     for said, words in cases.items():

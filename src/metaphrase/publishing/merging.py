@@ -305,6 +305,10 @@ def _check(options: MergeOptions) -> None:
         raise UsageError(
             "Nothing is written. Pass a folder for the encoder with --output_dir, or a file with --vector."
         )
+    if options.vector is None and options.bits != 16:
+        raise UsageError(
+            "--bits applies to the file of --vector, which is not written. Pass --vector, or omit --bits."
+        )
     if options.vector is not None and not options.vector.endswith(SUFFIX):
         raise UsageError(f"A task vector is a file *{SUFFIX}, but --vector is {options.vector}.")
     if options.output_dir is not None:
