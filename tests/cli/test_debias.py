@@ -84,6 +84,11 @@ def test_nothing_is_overwritten(model, texts, tmp_path, capsys):
     assert before == {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
 
 
+def test_a_split_belongs_to_data(model, tmp_path, capsys):
+    assert main(["debias", str(model), "--split", "dev", "-o", str(tmp_path / "out")]) == 2
+    assert "--split is a split of --data" in capsys.readouterr().err
+
+
 def test_a_folder_without_texts_is_refused(model, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["debias", str(model), "--data", str(tmp_path / "empty"), "-o", str(tmp_path / "out")]) == 2

@@ -240,10 +240,13 @@ def test_metadata_that_cannot_be_read_are_told(command, source, tmp_path, caplog
         (["--keep_layers", "4"], "Unknown layer 4"),
         (["--languages", "de"], "The package has no text of de"),
         (["--languages", ""], "--languages names no language"),
+        (["--layers", "1", "--split", "dev"], "--split is a split of --data"),
         (["--format", "onnx"], "Unknown option --format"),
     ],
 )
 def test_what_cannot_be_done_is_said(options, message, command, tmp_path, capsys):
+    if "--split" in options:
+        del command[2:4]  # --data
     assert main([*command, *options]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -318,7 +318,9 @@ def in_one_pool(pairs: LabelledData) -> LabelledData:
 
 
 def _check(options: DebiasOptions) -> None:
-    """Refuse a number of directions that is chosen without data, and data that choose nothing."""
+    """Refuse a number of directions that is chosen without data, data that choose nothing, and a split of no data."""
+    if options.split and options.data is None:
+        raise UsageError("--split is a split of --data. Pass a folder of texts with --data, or omit it.")
     if options.directions != "auto":
         if options.dev or options.guard:
             raise UsageError(

@@ -315,6 +315,8 @@ def how_to_load(folder: str | Path) -> str:
 def _check(options: ExportOptions) -> None:
     if options.layers is not None and options.keep_layers:
         raise UsageError("Pass --layers or --keep_layers, not both.")
+    if options.split and options.data is None:
+        raise UsageError("--split is a split of --data. Pass a folder of test sets with --data, or omit it.")
     if options.languages and not split_languages(options.languages):
         raise UsageError("--languages names no language. Name those to keep, or omit it.")
     if not (options.trims or options.layers or options.keep_layers):
