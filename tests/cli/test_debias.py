@@ -84,6 +84,16 @@ def test_nothing_is_overwritten(model, texts, tmp_path, capsys):
     assert before == {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
 
 
+def test_none_is_no_prompt(model, texts, tmp_path):
+    layers = []
+    for out, prompt in (("default", []), ("none", ["--prompt", "none"]), ("other", ["--prompt", "frage: "])):
+        words = ["debias", str(model), "--data", str(texts), "--directions", "2", "-o", str(tmp_path / out)]
+        assert main([*words, *prompt]) == 0
+        layers.append(load_encoder(tmp_path / out, device="cpu").encode(["le chien dort"], prompt=""))
+    np.testing.assert_array_equal(layers[0], layers[1])
+    assert np.abs(layers[0] - layers[2]).max() > 1e-4
+
+
 def test_a_split_belongs_to_data(model, tmp_path, capsys):
     assert main(["debias", str(model), "--split", "dev", "-o", str(tmp_path / "out")]) == 2
     assert "--split is a split of --data" in capsys.readouterr().err

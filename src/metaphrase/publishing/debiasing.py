@@ -62,7 +62,8 @@ class DebiasOptions:
     split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.train.tsv.gz, …")
     prompt: str | None = option(
         None,
-        "Text before each sentence. Default: none, which serves questions and passages alike. 'auto': the query prompt.",
+        "Text before each sentence. Default: none, which serves questions and passages alike. 'auto': the query prompt; "
+        "'none': no prompt.",
     )
     batch_size: Count = option(32, "Sentences per forward pass.")
     dev: str | None = option(
@@ -258,7 +259,7 @@ def write_debiased(
     count = sum(map(len, texts.values()))
     notify(f"Embedding {count:,} texts in {len(texts)} languages …")
     encoding: EncodingOptions = {
-        "prompt": options.prompt,
+        "prompt": None if options.prompt == "none" else options.prompt,
         "batch_size": options.batch_size,
         "show_progress": show_progress,
     }
