@@ -59,6 +59,7 @@ def test_a_file_is_a_corpus(pushed, tmp_path, capsys):
         (["--repo", "acme/sw"], "come first: metaphrase push PATH"),
         (["out/sw"], "--repo"),
         (["out/sw", "--repo", "acme/sw", "--bits", "4"], "--bits applies to --vector"),
+        (["out/sw", "--repo", "acme/sw", "--vector", "--with_heads"], "--with_heads applies to releases"),
         (["out/sw", "--repo", "acme/sw", "--token", "hf_x"], "Unknown option --token"),
     ],
 )
