@@ -68,8 +68,10 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
     logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
 
     def __post_init__(self) -> None:
-        """Save at each evaluation, draw progress bars only in a terminal, pin memory only for a GPU."""
+        """Save at each evaluation; no progress bars in files, no pinned memory without a GPU, bfloat16 on CPUs too."""
         given: Any = self
+        if self.bf16 and not torch.accelerator.is_available():
+            self.use_cpu = True
         if given.disable_tqdm is None:
             given.disable_tqdm = not sys.stderr.isatty()
         given.dataloader_pin_memory = given.dataloader_pin_memory and torch.cuda.is_available()
