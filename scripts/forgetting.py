@@ -15,8 +15,8 @@ of language identity projected out.
 - *similarity*: Spearman correlation on STS-B dev, mean of eleven languages;
 - *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
 
-With ``--probes``, probes of frozen encoders for inference and parts of speech show whether structure predicts these as well.
-They do not take part in the choice of a recipe.
+With ``--transfer``, probes of frozen encoders for inference and parts of speech, and question answering by encoders that are
+fine-tuned, show whether structure predicts these as well. They do not take part in the choice of a recipe.
 
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
 ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill, or for CPU cores that
@@ -66,7 +66,7 @@ from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import files_sha256
-from metaphrase.io.environment import cores, hardware, prepare_process
+from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
 from metaphrase.training.configuration import RunConfig
@@ -98,10 +98,15 @@ TERMS: dict[str, list[dict[str, Any]]] = {
 ALPHAS = (0.3, 0.5, 0.7, 1.0)
 #: Numbers of directions of language identity that are projected out.
 DIRECTIONS = (0, 10, 20, 30, 40, 60)
-#: Of these encoders, without removed directions, the probes are measured.
-PROBED_ALPHAS = (0.5, 1.0)
-#: Results of the probes in a folder of benchmarks, by key of a row, and the number of test items of each language.
-PROBES, PROBE_ITEMS = {"nli": "xnli probe accuracy", "pos": "ud probe accuracy"}, 100
+#: Of these encoders, without removed directions, transfer is measured.
+TRANSFER_ALPHAS = (0.5, 1.0)
+#: Suites of transfer by folder of their data, their results, and the number of test items of each language.
+TRANSFER = {
+    "xnli": ("nli", "xnli probe accuracy"),
+    "ud": ("pos", "ud probe accuracy"),
+    "xquad": ("qa", "xquad f1"),
+}
+TRANSFER_ITEMS = 100
 #: Sizes of the dev samples: STS-B items and MLQA questions, and paragraphs of the declaration, of each language.
 ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
 #: Languages of an MLQA question that is sampled.
@@ -300,17 +305,31 @@ class DevData:
         }
 
 
-def probe_scores(model: SentenceTransformer, folder: Path) -> dict[str, float]:
-    """Accuracy of the probes, mean over the languages other than English, in percent."""
-    settings = Settings(prompt=None, transfer="probe", first=PROBE_ITEMS, resamples=2)
-    benchmarks, missing = find_benchmarks(folder, list(PROBES), settings)
-    if missing:
-        raise UsageError(f"{folder} lacks data for --probes: {'; '.join(missing.values())}.")
+def transfer_measures(folder: Path | None) -> dict[str, str]:
+    """The results of the suites of transfer that a folder has data for, by suite.
+
+    Raises:
+        UsageError: It has none.
+    """
+    found = dict(TRANSFER[name] for name in TRANSFER if folder and (folder / name).is_dir())
+    if folder and not found:
+        raise UsageError(f"{folder} contains none of {', '.join(TRANSFER)} (--transfer).")
+    return found
+
+
+def transfer_scores(model: SentenceTransformer, folder: Path) -> dict[str, float]:
+    """Scores of the suites of transfer, mean over the languages other than English, in percent."""
+    measures = transfer_measures(folder)
+    settings = Settings(
+        prompt=None, transfer="probe", bf16=has_bfloat16_instructions(), first=TRANSFER_ITEMS, resamples=2
+    )
     results: dict[str, Result] = {}
-    with tempfile.TemporaryDirectory() as output:
-        for one in benchmarks:
-            results |= one.measure(Subject("encoder", model, Path(output), settings))
-    return {key: results[name].groups["without English"].score for key, name in PROBES.items()}
+    with tempfile.TemporaryDirectory() as work:
+        encoder = str(Path(work) / "encoder")
+        model.save_pretrained(encoder, create_model_card=False)
+        for one in find_benchmarks(folder, list(measures), settings)[0]:
+            results |= one.measure(Subject(encoder, model, Path(work), settings))
+    return {suite: results[name].groups["without English"].score for suite, name in measures.items()}
 
 
 def dev_digest(stsb: Path, mlqa: Path) -> str:
@@ -338,12 +357,12 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
     return kept
 
 
-def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None = None) -> list[dict[str, Any]]:
+def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | None = None) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
     settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *map(len, data.sts)]
-    if probes:
-        files = sorted(path for name in ("xnli", "ud") for path in (probes / name).glob("*"))
-        settings += [PROBES, PROBED_ALPHAS, PROBE_ITEMS, files_sha256(files)]
+    if transfer:
+        files = sorted(path for name in TRANSFER for path in (transfer / name).glob("*"))
+        settings += [transfer_measures(transfer), TRANSFER_ALPHAS, TRANSFER_ITEMS, files_sha256(files)]
     name = "starter" if cell is None else cell.digest
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     path = output / "rows" / f"{name}-{digest}.json"
@@ -355,7 +374,7 @@ def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None
     if cell is None:
         about = {"recipe": "starter", "alpha": 0.0, "hardware": hardware()}
         rows = [about | {"directions": k} | data.measures(before, before, k) for k in DIRECTIONS]
-        rows[0] |= probe_scores(original, probes) if probes else {}
+        rows[0] |= transfer_scores(original, transfer) if transfer else {}
     else:
         weights = trained_weights(cell, output)
         for alpha in ALPHAS:
@@ -363,8 +382,8 @@ def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None
             after = data.embed(model)
             about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
             own = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
-            if probes and alpha in PROBED_ALPHAS:
-                own[0] |= probe_scores(model, probes)
+            if transfer and alpha in TRANSFER_ALPHAS:
+                own[0] |= transfer_scores(model, transfer)
             rows += own
     write_json(path, rows)
     return rows
@@ -373,7 +392,7 @@ def measured(cell: Cell | None, data: DevData, output: Path, probes: Path | None
 def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a cell, computed in a separate process."""
     prepare_process()
-    return measured(cell, DevData(options.stsb, options.mlqa), options.output, options.probes)
+    return measured(cell, DevData(options.stsb, options.mlqa), options.output, options.transfer)
 
 
 #: Columns of the table: key and heading.
@@ -449,6 +468,7 @@ PREDICTED = {
     "answers_in_own_language": "answers, MRR in the question's language",
     "nli": "XNLI, probe",
     "pos": "parts of speech, probe",
+    "qa": "XQuAD, fine-tuned",
 }
 CLOSE = 90.0
 #: Fewest encoders of a correlation.
@@ -543,7 +563,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
     parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
     parser.add_argument(
-        "--probes", type=Path, help="Folder with xnli and ud, to measure probes for inference and tags."
+        "--transfer",
+        type=Path,
+        help="Folder with xnli or ud, to measure probes for inference or tags, or xquad, to fine-tune for questions.",
     )
     parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
     parser.add_argument(
@@ -577,11 +599,11 @@ def run(options: argparse.Namespace) -> None:
     prepare_process()
     data = DevData(options.stsb, options.mlqa)
     check_settings(options.output, {"data": dev_digest(options.stsb, options.mlqa)})
-    start = measured(None, data, options.output, options.probes)
+    start = measured(None, data, options.output, options.transfer)
     require_same_start(rows, start)
-    # Stored rows of the starter may lack its probes.
+    # Stored rows of the starter may lack its transfer.
     rows = [new | old for new, old in zip(start, rows, strict=False)] + rows[len(start) :] if rows else start
-    done = {row["recipe"] for row in rows if not options.probes or row.keys() >= PROBES.keys()}
+    done = {row["recipe"] for row in rows if row.keys() >= transfer_measures(options.transfer).keys()}
     missing = [cell for cell in cells if cell.name not in done]
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):

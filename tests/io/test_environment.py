@@ -1,10 +1,46 @@
-"""The command that installs an extra, from where the package was installed."""
+"""The set-up of a process, its device, and the command that installs an extra, from where the package was installed."""
 
 import json
+import logging
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from metaphrase.io.environment import install_command
+from metaphrase.io.environment import install_command, prepare_process
+from metaphrase.io.training_ranges import select_device
+
+
+@pytest.mark.parametrize(("rank", "level"), [(None, logging.INFO), ("0", logging.INFO), ("1", logging.WARNING)])
+def test_of_several_processes_the_first_logs(monkeypatch, rank, level):
+    logger = logging.getLogger("metaphrase")
+    before = logger.level
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    try:
+        prepare_process()
+        assert logger.level == level
+    finally:
+        logger.setLevel(before)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "processes", "gpu", "cpu"),
+    [
+        (False, "1", False, False),
+        (True, "1", False, True),
+        (False, "2", False, True),
+        (True, "1", True, False),
+        (False, "2", True, False),
+    ],
+)
+def test_the_cpu_is_selected_where_transformers_requires_it(monkeypatch, bf16, processes, gpu, cpu):
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: gpu)
+    arguments = SimpleNamespace(bf16=bf16, use_cpu=False)
+    select_device(arguments)
+    assert arguments.use_cpu is cpu
 
 
 @pytest.mark.parametrize(

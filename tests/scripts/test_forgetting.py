@@ -1,13 +1,16 @@
 import gzip
 import json
 import pickle
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import UsageError
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -105,7 +108,7 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
         monkeypatch.setattr(script, name, tmp_path / file)
     computed, translations = [], 50.0
 
-    def measured(cell, data, output, probes=None):
+    def measured(cell, data, output, transfer=None):
         computed.append(cell.name if cell else "starter")
         row = {"alpha": 0.5, "directions": 0, "hardware": {"gpu": "GPU"}} | dict.fromkeys(script.COLUMNS, 50.0)
         return [row | {"recipe": computed[-1], "translations": translations}]
@@ -201,6 +204,25 @@ def test_the_plot_shows_every_encoder(script, tmp_path):
     ]
     script.plot(rows, tmp_path / "plots" / "frontier.svg")
     assert "own side" in (tmp_path / "plots" / "frontier.svg").read_text()
+
+
+def test_transfer_is_measured_on_the_data_that_a_folder_has(script, tiny_encoder, tmp_path, monkeypatch):
+    assert script.transfer_measures(None) == {}
+    with pytest.raises(UsageError, match=r"contains none of xnli, ud, xquad \(--transfer\)"):
+        script.transfer_measures(tmp_path)
+    for name in ("ud", "xquad"):
+        (tmp_path / name).mkdir()
+    assert script.transfer_measures(tmp_path) == {"pos": "ud probe accuracy", "qa": "xquad f1"}
+
+    def find(folder, suites, settings):
+        def measure(name, subject):
+            load_encoder(subject.name, device="cpu")  # fine-tuning loads it
+            return {name: SimpleNamespace(groups={"without English": SimpleNamespace(score=len(name))})}
+
+        return [SimpleNamespace(measure=partial(measure, script.TRANSFER[one][1])) for one in ("ud", "xquad")], {}
+
+    monkeypatch.setattr(script, "find_benchmarks", find)
+    assert script.transfer_scores(tiny_encoder, tmp_path) == {"pos": 17, "qa": 8}
 
 
 def test_structure_predicts_what_varies_with_it(script):

@@ -130,24 +130,25 @@ def test_two_nodes_train_the_encoder_of_one_process(tiny_encoder_dir, bitext_pat
         "save_steps": 2,
     }
     settings |= {"effective_batch_size": 8, "batch_sampler": "batch_sampler", "optim": "sgd", "learning_rate": 10}
-    settings |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "report_to": "none", "use_cpu": True}
+    settings |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "report_to": "none"}
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
     torchrun += ["--rdzv_backend", "c10d", "--rdzv_id", "test", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
     training = ["trainers/train.py", *options, "--ddp_backend", "gloo", "--output_dir", str(tmp_path / "two")]
+    no_gpu = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     logs = [tmp_path / f"node-{rank}.log" for rank in (0, 1)]
     nodes = []
     for log in logs:
         with log.open("w") as output:
             command = [*torchrun, *training]
-            nodes.append(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT))
+            nodes.append(subprocess.Popen(command, cwd=ROOT, env=no_gpu, stdout=output, stderr=subprocess.STDOUT))
     try:
         statuses = [node.wait(400) for node in nodes]
     finally:
         for node in nodes:
             node.kill()
     assert statuses == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
-    assert main(["train", *options, "--output_dir", str(tmp_path / "one")]) == 0
+    assert main(["train", *options, "--use_cpu", "true", "--output_dir", str(tmp_path / "one")]) == 0
     before, one, two = (
         load_encoder(str(path), device="cpu").state_dict() for path in (encoder, tmp_path / "one", tmp_path / "two")
     )

@@ -173,6 +173,14 @@ def test_the_frozen_copy_computes_in_the_precision_of_the_run(execute, monkeypat
     assert seen == {bf16}
 
 
+def test_the_temperature_is_logged_once(execute, monkeypatch, caplog):
+    """The trial steps of two precisions build the objectives too."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    with caplog.at_level("INFO", logger="metaphrase"):
+        execute(recipe="metaphrase", bf16=None, test=[])
+    assert caplog.text.count("The temperature of tr is") == 1
+
+
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
 def test_the_precision_is_chosen_and_kept_when_a_run_resumes(execute, monkeypatch, tmp_path, faster):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})

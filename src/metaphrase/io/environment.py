@@ -85,13 +85,15 @@ def has_bfloat16_instructions() -> bool:
 def prepare_process() -> None:
     """Set up the process of a program.
 
-    This package's lines are logged to stderr. Denormal numbers, which are slow on CPUs, are flushed to 0. oneDNN, which
-    computes bfloat16 on CPUs, keeps the kernels of fewer shapes: batches differ in shape, so its default of 1,024 kernels
-    takes gigabytes of memory in training, and few of them are used again.
+    This package's lines are logged to stderr; of several processes, only the first one logs more than warnings. Denormal
+    numbers, which are slow on CPUs, are flushed to 0. oneDNN, which computes bfloat16 on CPUs, keeps the kernels of fewer
+    shapes: batches differ in shape, so its default of 1,024 kernels takes gigabytes of memory in training, and few of them
+    are used again.
     """
     import torch
 
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # read by the first operation
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("metaphrase").setLevel(logging.INFO)
+    first = os.environ.get("RANK", "0") == "0"
+    logging.getLogger("metaphrase").setLevel(logging.INFO if first else logging.WARNING)
     torch.set_flush_denormal(True)

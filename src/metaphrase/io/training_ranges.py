@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_type_hints
+import os
+from typing import Annotated, Any, get_type_hints
 
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import (
@@ -64,6 +65,14 @@ class TrainingRanges:
             super().__post_init__()  # type: ignore[misc]
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
+
+
+def select_device(arguments: Any) -> None:
+    """Set ``use_cpu`` where there is no GPU and transformers requires it: in bfloat16, and with several processes."""
+    import torch
+
+    if (arguments.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1) and not torch.accelerator.is_available():
+        arguments.use_cpu = True
 
 
 TRAINING_RANGES = get_type_hints(TrainingRanges, include_extras=True)

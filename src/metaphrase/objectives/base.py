@@ -81,7 +81,6 @@ class Objective(nn.Module, ABC):
         if getattr(own, "temperature", None) == "auto":
             known = own_temperature(sources.name, sources.prompts)
             own.temperature = type(own).temperature if known is None else known
-            logger.info("The temperature of %s is %g.", self.name, own.temperature)
 
     def views(self) -> tuple[View, ...]:
         """Return the views that the objective reads: by default both sides."""

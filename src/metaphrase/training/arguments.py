@@ -21,7 +21,7 @@ from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
 from metaphrase.io.configuration import did_you_mean, option
 from metaphrase.io.environment import has_bfloat16_instructions, install_command
-from metaphrase.io.training_ranges import TrainingRanges
+from metaphrase.io.training_ranges import TrainingRanges, select_device
 from metaphrase.objectives import Objective
 from metaphrase.training.sampling import parts_of
 
@@ -117,8 +117,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
     def __post_init__(self) -> None:
         self.bf16 = bool(self.bf16)
-        if self.bf16 and not torch.accelerator.is_available():
-            self.use_cpu = True
+        select_device(self)
         if self.bf16 and self.use_cpu and not has_bfloat16_instructions():
             logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
             self.bf16 = False

@@ -348,6 +348,9 @@ class TrainingRun:
         if self.config.keep_adapter and not has_adapter(self.encoder):
             raise UsageError("--keep_adapter requires an adapter: pass --lora_rank as well.")
         self.loss = build_loss(self.encoder, self.recipe, self.corpus, max_length=self.config.max_length)
+        for term in self.recipe.terms:
+            if term.args.get("temperature") == "auto":
+                logger.info("The temperature of %s is %g.", term.name, self.loss.objectives[term.name].temperature)
         for name, transform in self.loss.transforms().items():
             logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
         if (embedding := self.language_embedding) is not None:

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import mteb
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 from tokenizers.normalizers import Lowercase
 
@@ -603,11 +604,38 @@ def test_embeddings_in_bfloat16_are_cached_apart(data, tiny_encoder, tmp_path):
     np.testing.assert_allclose(found, expected, atol=0.05)
     np.testing.assert_array_equal(Subject("tiny", tiny_encoder, tmp_path, settings).encode(texts), expected)
     (topics,) = find_benchmarks(data, ["sib200"], settings)[0]
-    (trained,) = find_benchmarks(data, ["paraphrase"], settings)[0]
     assert cache_path(topics, rounded) != cache_path(topics, exact)
-    assert cache_path(trained, rounded) == cache_path(trained, exact)
     assert describe_protocol(topics, rounded) == f"{describe_protocol(topics, exact)}, bfloat16"
-    assert describe_protocol(trained, rounded) == trained.protocol
+
+
+def test_fine_tuning_in_bfloat16_is_cached_apart(data, tiny_encoder, tmp_path):
+    subjects, trained = [], []
+    for bf16 in (False, True):
+        settings = Settings(transfer="finetune", bf16=bf16)
+        subjects.append(Subject("tiny", tiny_encoder, tmp_path, settings))
+        trained += find_benchmarks(data, ["paraphrase"], settings)[0]
+    exact, rounded = (cache_path(*one) for one in zip(trained, subjects, strict=True))
+    assert exact != rounded
+    assert trained[1].protocol == f"{trained[0].protocol}, bfloat16"
+
+
+def test_fine_tuning_in_bfloat16_trains_and_measures_in_it(
+    data, tiny_encoder, tiny_encoder_dir, tmp_path, monkeypatch
+):
+    tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24}
+    settings = Settings(resamples=50, transfer="finetune", bf16=True, finetuning=tiny)
+    subject = Subject(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
+    forward, seen = torch.nn.Linear.forward, set()
+
+    def recorded(self, features):
+        seen.add((self.training, torch.is_autocast_enabled(features.device.type)))
+        return forward(self, features)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", recorded)
+    (part,) = find_benchmarks(data, ["paraphrase"], settings)[0]
+    (scores,) = run_benchmark(part, subject)["scores"].values()
+    assert seen == {(True, True), (False, True)}
+    assert scores["facts"]["training"]["bf16"] is True
 
 
 def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):

@@ -100,7 +100,7 @@ class Settings:
     )
     bf16: bool = option(
         False,
-        "Compute sentence embeddings in bfloat16: faster on GPUs, and on CPUs with instructions for it (AVX512-BF16, AMX).",
+        "Embed sentences and fine-tune in bfloat16: faster on GPUs, and on CPUs with instructions for it (AVX512-BF16, AMX).",
     )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")

@@ -132,11 +132,12 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 partial(_measure_probe, name, probe, folder, wanted, used),
             )
         elif wanted:
-            scale = SMALL_SCALE[name] | first | dict(settings.finetuning)
+            precision = {"bf16": True} if settings.bf16 else {}
+            scale = SMALL_SCALE[name] | first | precision | dict(settings.finetuning)
             yield Benchmark(
                 name,
                 suite,
-                f"small scale: {task.protocol}; {_limits(scale)}",
+                f"small scale: {task.protocol}; {_limits(scale)}{', bfloat16' * settings.bf16}",
                 used,
                 task.work * text_size(used),
                 partial(_measure, name, scale, folder, wanted, used),

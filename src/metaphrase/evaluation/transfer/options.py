@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from metaphrase.io.arguments import BelowOne, BetweenZeroAndOne, Count, Length, Positive, checked
 from metaphrase.io.configuration import option
-from metaphrase.io.training_ranges import TrainingRanges
+from metaphrase.io.training_ranges import TrainingRanges, select_device
 
 Mode = Literal["zero-shot", "translate-train", "translate-train-all", "code-switching"]
 Selection = Literal["mean", "language", "english", "last"]
@@ -68,8 +68,9 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
     logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
 
     def __post_init__(self) -> None:
-        """Save at each evaluation, draw progress bars only in a terminal, pin memory only for a GPU."""
+        """Save at each evaluation; no progress bars in files, no pinned memory without a GPU, bfloat16 on CPUs too."""
         given: Any = self
+        select_device(self)
         if given.disable_tqdm is None:
             given.disable_tqdm = not sys.stderr.isatty()
         given.dataloader_pin_memory = given.dataloader_pin_memory and torch.cuda.is_available()
