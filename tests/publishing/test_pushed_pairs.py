@@ -84,10 +84,12 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(mine, online, tmp_path
         (["--private"], "--private requires --push_to_hub."),
         (["--license", "mit"], "--license requires --push_to_hub."),
         (["--push_to_hub", "pairs of me"], "A repository is named"),
-        (["--push_to_hub", "acme/pairs", "--source", "none.de"], "The file none.de does not exist."),
     ]:  # fmt: skip
         assert mine(*options) == 2
         assert message in " ".join(capsys.readouterr().err.split())
+    missing = ["none.de", "none.en", "--output", str(tmp_path / "mined.parquet"), "--push_to_hub", "acme/pairs"]
+    assert main(["mine", *missing]) == 2
+    assert "The file none.de does not exist." in " ".join(capsys.readouterr().err.split())
     assert online.requests == []
     monkeypatch.setenv("HF_TOKEN", "hf_read")
     assert mine("--push_to_hub", "acme/pairs") == 2

@@ -108,8 +108,9 @@ MAX_SETTINGS_BYTES, MAX_DEPTH, MAX_PARTS = 4_000_000, 30, 2**16
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder holds a model or a task vector. Its files may be incomplete."""
-    return any((folder / file).is_file() for file in (MODULES_FILE, CONFIG, VECTOR_FILE, WEIGHTS, INDEX, ADAPTER))
+    """Whether a folder holds a model, a tokenizer or a task vector. Its files may be incomplete."""
+    files = (MODULES_FILE, CONFIG, VECTOR_FILE, WEIGHTS, INDEX, ADAPTER, *_VOCABULARIES)
+    return any((folder / file).is_file() for file in files)
 
 
 def is_local(name: str | Path) -> bool:
