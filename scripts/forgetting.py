@@ -21,8 +21,8 @@ fine-tuned, show whether structure predicts these as well. They do not take part
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
 ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill, or for CPU cores that
 work better alone (with ``OMP_NUM_THREADS=1``). ``--keep`` adds the results of each recipe to
-``scripts/results/forgetting.json`` and writes the table of docs/forgetting.md; recipes that are stored there are not computed
-again.
+``scripts/results/forgetting.json`` and writes the table of docs/forgetting.md; recipes that are stored there, with the scores
+that are asked for, are not computed again.
 """
 
 from __future__ import annotations
@@ -423,11 +423,16 @@ def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return sorted({row["recipe"]: row for row in kept}.values(), key=gain, reverse=True)
 
 
+def encoder_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Recipe, α, number of directions and seed; the starter has no seed."""
+    return row["recipe"], row["alpha"], row["directions"], row.get("seed")
+
+
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of each recipe, α and number of directions as one, with means over the seeds."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in ("recipe", "alpha", "directions")), []).append(row)
+        groups.setdefault(encoder_of(row)[:-1], []).append(row)
     return [
         {**group[0], **{key: float(np.mean([row[key] for row in group])) for key in COLUMNS}}
         for group in groups.values()
@@ -542,6 +547,25 @@ def stored_rows(path: Path, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(stored["rows"])
 
 
+def differing_scores(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The measures on dev data in which two rows differ by more than rounding."""
+    return [key for key in COLUMNS if abs(old[key] - new[key]) > 0.1]
+
+
+def with_stored_scores(
+    measured: Sequence[Mapping[str, Any]], stored: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Measured rows, with those stored scores of the same encoder that were not measured this time.
+
+    The encoder is the same if its scores on dev data are: weights that were trained again may differ.
+    """
+    known = {encoder_of(row): row for row in stored}
+    return [
+        {**old, **new} if (old := known.get(encoder_of(new))) and not differing_scores(old, new) else dict(new)
+        for new in measured
+    ]
+
+
 def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> None:
     """Refuse to add to stored results if the starter's scores differ from the stored ones by more than rounding.
 
@@ -549,7 +573,7 @@ def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[M
         UsageError: They differ.
     """
     for old, new in zip(stored, measured, strict=False):
-        if differing := [words for key, words in COLUMNS.items() if abs(old[key] - new[key]) > 0.1]:
+        if differing := [COLUMNS[key] for key in differing_scores(old, new)]:
             raise UsageError(
                 f"The starter's {', '.join(differing)} differ from those in {KEPT}, so the dev data or the encoder differ. "
                 "To replace the stored results, delete this file first."
@@ -601,14 +625,13 @@ def run(options: argparse.Namespace) -> None:
     check_settings(options.output, {"data": dev_digest(options.stsb, options.mlqa)})
     start = measured(None, data, options.output, options.transfer)
     require_same_start(rows, start)
-    # Stored rows of the starter may lack its transfer.
-    rows = [new | old for new, old in zip(start, rows, strict=False)] + rows[len(start) :] if rows else start
+    rows = with_stored_scores(start, rows) + rows[len(start) :]
     done = {row["recipe"] for row in rows if row.keys() >= transfer_measures(options.transfer).keys()}
     missing = [cell for cell in cells if cell.name not in done]
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
             renewed = {row["recipe"] for row in found}
-            rows = [row for row in rows if row["recipe"] not in renewed] + found
+            rows = [row for row in rows if row["recipe"] not in renewed] + with_stored_scores(found, rows)
             print(json.dumps(found, indent=1) if found else f"{len(missing)} recipes to train", flush=True)
             write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
 

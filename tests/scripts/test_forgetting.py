@@ -136,6 +136,17 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
     assert "The starter's translations differ from those in" in capsys.readouterr().err
 
 
+def test_stored_scores_of_the_same_encoder_are_kept(script):
+    encoder = {"recipe": "tr", "seed": 1, "alpha": 0.5, "directions": 0} | dict.fromkeys(script.COLUMNS, 50.0)
+    stored = [encoder | {"pos": 70.0, "qa": 40.0}, encoder | {"alpha": 1.0, "pos": 71.0}]
+    stored += [encoder | {"recipe": "starter", "pos": 72.0}]
+    again = encoder | {"structure": 50.04, "qa": 41.0}
+    assert script.with_stored_scores([again], stored) == [again | {"pos": 70.0}]
+    others = [encoder | {"alpha": 1.0, "structure": 51.0}, encoder | {"seed": 2}]  # trained again; another seed
+    assert script.with_stored_scores(others, stored) == others
+    assert script.with_stored_scores([again], []) == [again]
+
+
 def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):
     cell = next(script.grid([1], **SETTING, corpus=script.DEMO))
     path = tmp_path / "weights" / f"{cell.digest}.safetensors"
