@@ -112,7 +112,8 @@ ROUNDS = 2
 class Cell:
     """A recipe with a seed, the folder of its results, and the encoders that are measured.
 
-    A ``packaged`` recipe is measured on all benchmarks. ``release`` has its ``merge`` and ``debias``, if it is released.
+    A ``packaged`` recipe is measured on all benchmarks. ``release`` has its ``merge`` and ``debias``, if it is released. With
+    a ``merge`` of 0, nothing is trained, and only the release is measured.
     """
 
     name: str
@@ -122,6 +123,11 @@ class Cell:
     packaged: bool
     release: Mapping[str, Any] | None
     variants: tuple[str, ...]
+
+    @property
+    def untrained(self) -> bool:
+        """Whether the release does not depend on training."""
+        return self.release is not None and self.release["merge"] == 0
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"
@@ -144,7 +150,11 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
             recipe = varied(Recipe.load(entry["recipe"]), [entry.get("terms", {})], {}, name=name)
             place, release = folder / name / f"seed{seed}", entry.get("release")
             variants = tuple(one for one in options.variants if one != "released" or release)
-            cells.append(Cell(name, recipe, seed, place, entry.get("packaged", False), release, variants))
+            cell = Cell(name, recipe, seed, place, entry.get("packaged", False), release, variants)
+            if cell.untrained:
+                cell = replace(cell, variants=tuple(one for one in variants if one == "released"))
+            if not cell.untrained or seed == 0:  # all seeds would have the same results
+                cells.append(cell)
     return cells
 
 
@@ -292,6 +302,18 @@ class Evidence:
     def train(self, cell: Cell) -> None:
         """Train a cell, and store its task vector and the facts of the run."""
         started = time.perf_counter()
+        if cell.untrained:
+            facts = {
+                "steps": 0,
+                "batch_size": self.options.batch_size,
+                "encoder_calls": 0,
+                "tokens": 0,
+                "vector": None,
+                "seconds": 0.0,
+            }
+            facts |= {"settings": self.training_settings(cell), "hardware": hardware(), "versions": versions()}
+            write_part(cell.folder / "train.json", facts)
+            return
         path = self.vector_path(cell)
         work = self.work / "training" / path.stem
         # Training is short, and its passes are counted from the first step: an interrupted one is repeated.
@@ -354,7 +376,10 @@ class Evidence:
 
     def encoder(self, cell: Cell, settings: Mapping[str, Any]) -> SentenceTransformer:
         """An encoder of a cell. As trained, it has no prompts, like a release that is not merged."""
-        model = TaskVector.load(self.vector_path(cell)).apply(self.start, settings["alpha"])
+        if cell.untrained:
+            model = shared_copy(self.start)
+        else:
+            model = TaskVector.load(self.vector_path(cell)).apply(self.start, settings["alpha"])
         if directions := settings.get("directions"):
             model, _ = debias(model, parallel_texts(), directions)
         if settings["variant"] == "raw":
@@ -451,13 +476,13 @@ class Evidence:
         """Run the missing stages of a cell."""
         if not (missing := self.missing(cell, tier)):
             return
-        if ("train", None) in missing or not self.vector_path(cell).is_file():
+        if ("train", None) in missing or not (cell.untrained or self.vector_path(cell).is_file()):
             self.attempt(f"{cell}: training", self.train, cell)
             missing = self.missing(cell, tier)  # other weights than before have other results
         if ("train", None) not in missing and ("alpha", None) in missing:
             self.attempt(f"{cell}: choice of alpha", self.choose, cell)
             missing = self.missing(cell, tier)
-        if not self.vector_path(cell).is_file() or any(benchmark is None for _, benchmark in missing):
+        if not (cell.untrained or self.vector_path(cell).is_file()) or any(one is None for _, one in missing):
             return
         facts, chosen = (read_part(cell.folder / f"{name}.json") for name in ("train", "alpha"))
         for variant in cell.variants:

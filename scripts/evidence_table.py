@@ -298,7 +298,7 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
     if not trained or not stored.scores:
         return EMPTY
     scores = [score for score in {**GAINS, **COSTS} if score in stored.scores]
-    facts = next(iter(stored.training.values()))
+    facts = max(stored.training.values(), key=lambda one: one["steps"])
     lines = [
         f"{facts['steps']} steps of {facts['batch_size']} pairs; {'; '.join(stored.hardware)}. Differences in points with "
         "95 % intervals over seeds and items together. A verdict is *better* or *worse* after Holm's correction over the "

@@ -13,7 +13,8 @@ of language identity projected out.
 - *answers*: mean average precision of MLQA's dev questions in one pool of seven languages, the share of first answers in the
   question's own language, and the mean reciprocal rank among the sentences of that language;
 - *similarity*: Spearman correlation on STS-B dev, mean of eleven languages;
-- *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
+- *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language, of STS-B's
+  sentences, and of the packaged texts of the guard.
 
 With ``--transfer``, probes of frozen encoders for inference and parts of speech, and question answering by encoders that are
 fine-tuned, show whether structure predicts these as well. They do not take part in the choice of a recipe.
@@ -36,7 +37,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from itertools import chain, product, repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -61,6 +63,7 @@ from metaphrase.evaluation.answer_retrieval import sentence_spans
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.result import Result
+from metaphrase.evaluation.similarity_structure import kept_structure, structure_texts
 from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
@@ -69,8 +72,10 @@ from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
+from metaphrase.publishing.debiasing import debias, parallel_texts
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
+from metaphrase.training.run import Inputs
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "forgetting.json"
@@ -98,6 +103,9 @@ TERMS: dict[str, list[dict[str, Any]]] = {
 ALPHAS = (0.3, 0.5, 0.7, 1.0)
 #: Numbers of directions of language identity that are projected out.
 DIRECTIONS = (0, 10, 20, 30, 40, 60)
+#: The recipe `metaphrase`, and α and number of directions of its release. It is also trained from an encoder without these
+#: directions.
+DEFAULT, DEFAULT_RELEASE = "tau=0.01, own side, anchor, weight 10", {"alpha": 0.7, "directions": 20}
 #: Of these encoders, without removed directions, transfer is measured.
 TRANSFER_ALPHAS = (0.5, 1.0)
 #: Suites of transfer by folder of their data, their results, and the number of test items of each language.
@@ -115,7 +123,7 @@ LANGUAGES_OF_A_QUESTION = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe of the grid with a seed, and what it is trained on."""
+    """A recipe of the grid with a seed, and what it is trained on. ``removed`` directions are removed before training."""
 
     name: str
     terms: list[dict[str, Any]]
@@ -123,12 +131,20 @@ class Cell:
     steps: int
     batch_size: int
     corpus: Path
+    removed: int = 0
 
     @property
     def digest(self) -> str:
         """Digest of the settings that determine the trained weights."""
         files = files_sha256(path for file in find_files(str(self.corpus)) for path in file.paths)
-        content = [self.terms, self.seed, self.steps, self.batch_size, files]
+        content = [
+            self.terms,
+            self.seed,
+            self.steps,
+            self.batch_size,
+            files,
+            *([self.removed] if self.removed else []),
+        ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
@@ -136,7 +152,11 @@ def grid(seeds: Iterable[int], **setting: Any) -> Iterator[Cell]:
     """The cells of the grid, seed by seed."""
     for seed, tau, (ranked, ranking), (name, terms) in product(seeds, TEMPERATURES, RANKINGS.items(), TERMS.items()):
         args = {"temperature": tau, "direction": "symmetric", "mask_duplicates": True, **ranking}
-        yield Cell(f"tau={tau}, {ranked}{name}", [{"objective": "tr", "args": args}, *terms], seed, **setting)
+        cell = Cell(f"tau={tau}, {ranked}{name}", [{"objective": "tr", "args": args}, *terms], seed, **setting)
+        yield cell
+        if cell.name == DEFAULT:
+            removed = int(DEFAULT_RELEASE["directions"])
+            yield replace(cell, name=f"{cell.name}, after removing {removed} directions", removed=removed)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -159,7 +179,8 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     settings |= {"per_device_train_batch_size": cell.batch_size}
     if cell.corpus != DEMO:
         settings |= {"corpus": [str(cell.corpus)], "languages": []}
-    encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links")
+    inputs = Inputs(encoder=start_of(cell))
+    encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links", inputs)
     tensors = {name: one.detach().half().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
     path.parent.mkdir(exist_ok=True)
     kept = {name: facts[name] for name in ("steps", "batch_size", "training_seconds", "hardware", "versions")}
@@ -169,11 +190,17 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     return path
 
 
+def start_of(cell: Cell) -> SentenceTransformer:
+    """The encoder before training."""
+    model = load_encoder("starter")
+    return debias(model, parallel_texts(), cell.removed)[0] if cell.removed else model
+
+
 def interpolated(
     original: SentenceTransformer, weights: Mapping[str, torch.Tensor], alpha: float
 ) -> SentenceTransformer:
     """An encoder between the original and the trained one."""
-    model = load_encoder("starter")
+    model = deepcopy(original)
     start = dict(original.named_parameters())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -262,6 +289,7 @@ class DevData:
         declaration = load_parallel_folder(UDHR)
         self.languages = {language: list(one.sources[:PARAGRAPHS]) for language, one in declaration.items()}
         self.languages["en"] = list(next(iter(declaration.values())).targets[:PARAGRAPHS])
+        self.guard = {language: list(dict.fromkeys(texts)) for language, texts in structure_texts().items()}
 
     def embed(self, model: SentenceTransformer) -> dict[str, list[NDArray[Any]]]:
         """Embeddings of all texts by data set, in the order of its sides; each text is encoded once."""
@@ -270,23 +298,27 @@ class DevData:
             "sts": [side for first, second, _ in self.sts for side in (first, second)],
             "answers": [[one[0] for one in self.answers.questions], [text for _, text in self.answers.candidates]],
             "languages": list(self.languages.values()),
+            "guard": list(self.guard.values()),
         }
         rows = iter(embed_sides(model, (side for group in sides.values() for side in group), batch_size=128))
         return {name: [unit_rows(next(rows)) for _ in group] for name, group in sides.items()}
 
     def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
         """Gain and cost of an encoder, in percent."""
-        changed: Mapping[str, Any] = embedded
+        # The guard compares with the original without the same directions.
+        changed, start_guard = embedded, original["guard"]
         if directions:
             means = {
                 language: torch.from_numpy(x)
                 for language, x in zip(self.languages, embedded["languages"], strict=True)
             }
             removed_kh = language_directions(means, directions)[0].numpy()
-            changed = {
-                name: [unit_rows(x_nh - (x_nh @ removed_kh.T) @ removed_kh) for x_nh in group]
-                for name, group in embedded.items()
-            }
+
+            def without(group: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+                return [unit_rows(x_nh - (x_nh @ removed_kh.T) @ removed_kh) for x_nh in group]
+
+            changed = {name: without(group) for name, group in embedded.items()}
+            start_guard = without(start_guard)
         pairs, sts = (list(zip(one[::2], one[1::2], strict=True)) for one in (changed["pairs"], changed["sts"]))
         accuracies = [
             np.mean((a @ b.T).argmax(axis=1) == np.arange(len(a))) for x, y in pairs for a, b in ((x, y), (y, x))
@@ -302,6 +334,7 @@ class DevData:
             **self.answers.measures(*changed["answers"]),
             "similarity": float(np.mean(correlations)),
             "structure": float(np.mean(structure)),
+            GUARD: kept_structure(start_guard, changed["guard"]),
         }
 
 
@@ -359,7 +392,7 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
 
 def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | None = None) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
-    settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *map(len, data.sts)]
+    settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *map(len, data.sts), *data.guard]
     if transfer:
         files = sorted(path for name in TRANSFER for path in (transfer / name).glob("*"))
         settings += [transfer_measures(transfer), TRANSFER_ALPHAS, TRANSFER_ITEMS, files_sha256(files)]
@@ -376,9 +409,9 @@ def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | No
         rows = [about | {"directions": k} | data.measures(before, before, k) for k in DIRECTIONS]
         rows[0] |= transfer_scores(original, transfer) if transfer else {}
     else:
-        weights = trained_weights(cell, output)
+        weights, start = trained_weights(cell, output), start_of(cell)
         for alpha in ALPHAS:
-            model = interpolated(original, load_file(weights), alpha)
+            model = interpolated(start, load_file(weights), alpha)
             after = data.embed(model)
             about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
             own = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
@@ -395,6 +428,8 @@ def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str
     return measured(cell, DevData(options.stsb, options.mlqa), options.output, options.transfer)
 
 
+#: Structure of the packaged texts, as `metaphrase.evaluation.guards.structure_guard` measures it.
+GUARD = "guard"
 #: Columns of the table: key and heading.
 COLUMNS = {
     "translations": "translations",
@@ -480,27 +515,35 @@ CLOSE = 90.0
 FEWEST = 3
 
 
+#: What predicts them: the key of a row, and the sentences whose similarities are compared.
+PREDICTORS = {"structure": "STS-B dev", GUARD: "packaged"}
+
+
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format how well similarity structure predicts other measures, for each number of directions, as Markdown."""
-    heads = ["measure", "directions removed", "encoders", "correlation", f"with structure ≥ {CLOSE:g}", "correlation"]
+    heads = ["measure", "structure of", "directions removed", "encoders", "correlation"]
+    heads += [f"with structure ≥ {CLOSE:g}", "correlation"]
     cells = []
-    for (key, words), directions in product(PREDICTED.items(), DIRECTIONS):
-        own = [row for row in rows if row["directions"] == directions and key in row]
-        close = [row for row in own if row["structure"] >= CLOSE]
+    for (key, words), (predictor, texts), directions in product(PREDICTED.items(), PREDICTORS.items(), DIRECTIONS):
+        own = [row for row in rows if row["directions"] == directions and {key, predictor} <= row.keys()]
+        close = [row for row in own if row[predictor] >= CLOSE]
         if len(own) >= FEWEST:
-            pairs = [(len(group), f"{correlation(group, key):.2f}") for group in (own, close)]
-            cells.append([words, directions, *chain.from_iterable(pairs)])
-    return "\n".join(markdown(heads, "lr", cells))
+            pairs = [(len(group), f"{correlation(group, predictor, key):.2f}") for group in (own, close)]
+            cells.append([words, texts, directions, *chain.from_iterable(pairs)])
+    return "\n".join(markdown(heads, "llr", cells))
 
 
-def correlation(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
-    """Pearson correlation of similarity structure with another measure; NaN if one of them does not vary."""
-    both = np.array([[row[key] for row in rows] for key in ("structure", measure)])
+def correlation(rows: Sequence[Mapping[str, Any]], predictor: str, measure: str) -> float:
+    """Pearson correlation of two measures; NaN if one of them does not vary."""
+    both = np.array([[row[key] for row in rows] for key in (predictor, measure)])
     return float(np.corrcoef(both)[0, 1]) if rows and both.std(axis=1).all() else float("nan")
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw what every encoder gains and costs: the mean of translations and answers over similarities, as SVG."""
+    """Draw what every encoder gains and costs: the mean of translations and answers over similarities, as SVG.
+
+    A star marks the release of the recipe `metaphrase`.
+    """
     with matplotlib.rc_context({"svg.hashsalt": "forgetting", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
@@ -508,9 +551,13 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         for row in rows:
             kind = next((name for name in RANKINGS if name and name in row["recipe"]), "the other side alone")
             label = "starter" if row["recipe"] == "starter" else kind.removesuffix(", ")
-            groups.setdefault(label, []).append((row["similarity"], (row["translations"] + row["answers"]) / 2))
+            groups.setdefault(label, []).append((row["similarity"], gain(row) / 2))
         for label, points in groups.items():
             axes.scatter(*zip(*points, strict=True), s=14, label=label, alpha=0.7)
+        for row in rows:
+            if row["recipe"] == DEFAULT and all(row[key] == value for key, value in DEFAULT_RELEASE.items()):
+                place = row["similarity"], gain(row) / 2
+                axes.scatter(*place, s=140, marker="*", color="black", label="recipe metaphrase", zorder=3)
         axes.axvline(rows[0]["similarity"], color="grey", linewidth=1)
         axes.set(xlabel="STS-B, dev", ylabel="mean of translations and answers, dev")
         axes.legend(title="ranked against", loc="lower left")

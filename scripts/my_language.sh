@@ -10,7 +10,7 @@ lafand=$1 software=$2 output=${3:-out/my-language}
 mkdir -p "$output"
 first() {  # language, pairs, folder
     zcat "$3/$1-en.train.tsv.gz" | cut -f1,2 | sed -n "1,$(($2 + 1))p" > "$output/$1.tsv"
-    "$bin"metaphrase adapt --corpus "$output/$1.tsv" --languages "$1" --minutes 8 --output_dir "$output/adapt-$1"
+    "$bin"metaphrase adapt --corpus "$output/$1.tsv" --languages "$1" --output_dir "$output/adapt-$1"
 }
 first sw 5000 "$lafand"
 first eu 3000 "$software"

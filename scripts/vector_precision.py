@@ -108,8 +108,9 @@ def table(content: Mapping[str, Any]) -> str:
             f"The base is the {content['base']}; the tuned encoder is the release after {content['steps']} steps with the "
             f"recipe {content['recipe']}, alpha {content['alpha']:g}{removed}. Scores are in percent or ×100, on up to "
             f"{content['items']} dev items of each language (*demo*: held-out pairs of the demo; *structure*: similarity "
-            "structure, compared with the base; answers are searched among the sentences of their paragraphs). The last two "
-            f"columns compare {content['texts']:,} sentence embeddings of length 1 with those of the tuned encoder.",
+            "structure, compared with the base, removed directions included; answers are searched among the sentences of "
+            f"their paragraphs). The last two columns compare {content['texts']:,} sentence embeddings of length 1 with "
+            "those of the tuned encoder.",
         ]
     )
 

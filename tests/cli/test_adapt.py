@@ -241,7 +241,7 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
     training = {path: path.read_bytes() for path in shown if path.is_file()}
     other = write(tmp_path / "other.tsv", lines_of("sw", 390))
     changes = {
-        "minutes (20.0 → 30.0)": ["--minutes", "30"],
+        "minutes (8.0 → 30.0)": ["--minutes", "30"],
         "replay (1.0 → 0.0)": ["--replay", "0"],
         "recipe (": ["--anchor", "1"],
         "seed (42 → 3)": ["--seed", "3"],

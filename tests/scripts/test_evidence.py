@@ -82,12 +82,24 @@ def test_killed_anywhere_it_finishes_what_is_missing(script, argv, tmp_path, mon
 
 
 def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_script, tmp_path):
-    """They are the best five of the stored grid of scripts/forgetting.py, which trains the same terms."""
+    """They are the best five of the stored grid of scripts/forgetting.py, which trains the same terms.
+
+    For comparison there are the encoder without training, and the recipe that gains most regardless of losses.
+    """
     options = script.parsed(["--config", str(SCRIPTS.parent / "configs" / "finalists.yaml"), "--steps", "200"])
     cells = script.load_cells(options, tmp_path)
-    assert len(cells) == 5 * 3
+    assert len(cells) == 5 * 3 + 1 + 3
     forgetting = load_script("forgetting")
-    best = forgetting.best_guarded(json.loads(forgetting.KEPT.read_text(encoding="utf-8"))["rows"])[:5]
+    rows = json.loads(forgetting.KEPT.read_text(encoding="utf-8"))["rows"]
+    untrained, *unguarded = [cell for cell in cells if not cell.packaged]
+    cells = [cell for cell in cells if cell.packaged]
+    assert untrained.untrained
+    assert untrained.variants == ("released",)
+    largest = max(forgetting.means(rows), key=forgetting.gain)
+    assert {(cell.name, *cell.release.values()) for cell in unguarded} == {
+        tuple(largest[key] for key in ("recipe", "alpha", "directions"))
+    }
+    best = forgetting.best_guarded(rows)[:5]
     assert {cell.name: cell.release for cell in cells} == {
         row["recipe"]: {"merge": row["alpha"], "debias": row["directions"]} for row in best
     }
@@ -97,6 +109,28 @@ def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_sc
         assert cell.packaged
         assert cell.release
         assert cell.recipe.to_dict()["terms"] == searched[cell.name].to_dict()["terms"]
+
+
+@pytest.mark.long
+def test_a_release_without_training_is_measured_once(script, argv, tmp_path, monkeypatch):
+    config, page = tmp_path / "releases.yaml", tmp_path / "releases.md"
+    release = {"merge": 0, "debias": 2}
+    recipes = {"debiased": {"recipe": "tr", "release": release}, "tr": {"recipe": "tr"}}
+    config.write_text(yaml.safe_dump({"page": str(page), "recipes": recipes}))
+    page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
+    argv += ["--config", str(config), "--page", str(page), "--variants", "raw", "released", "--seeds", "0", "1"]
+    assert script.main([*argv, "--only", "debiased"]) == 0
+    assert script.main(argv) == 0
+    monkeypatch.setattr(script.Evidence, "attempt", lambda *given: pytest.fail("it was computed again"))
+    assert script.main(argv) == 0
+    results = tmp_path / "results"
+    assert sorted(path.parent.parent.name for path in results.glob("*/debiased/*/*/stsb.json")) == ["seed0"]
+    text = page.read_text()
+    assert "2 steps of 8 pairs" in text
+    rows = [line for line in text.splitlines() if line.startswith("| `debiased` | 1 | ")]
+    assert len(rows) == 3  # gains, losses and computation
+    assert "[" in rows[0]
+    assert rows[2].startswith("| `debiased` | 1 | 0.0 | 0 |")
 
 
 def test_results_of_the_encoder_before_training_are_shared(script, argv, capsys):

@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.similarity_structure import similarity_structure
 from metaphrase.exceptions import UsageError
+from metaphrase.training.demo import demo_settings
+from metaphrase.training.recipe import Recipe
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -76,7 +79,9 @@ SETTING = {"steps": 100, "batch_size": 64}
 def test_the_grid_varies_temperature_ranking_and_term(script):
     cells = list(script.grid([1, 2], **SETTING, corpus=script.DEMO))
     assert len({cell.name for cell in cells}) * 2 == len(cells)
-    assert len({json.dumps([cell.terms, cell.seed]) for cell in cells}) == len(cells)
+    assert len({json.dumps([cell.terms, cell.seed, cell.removed]) for cell in cells}) == len(cells)
+    assert len({cell.digest for cell in cells}) == len(cells)
+    assert [cell.seed for cell in cells if cell.removed] == [1, 2]
     (own,) = [cell for cell in cells if (cell.name, cell.seed) == ("tau=0.02, own side, anchor, weight 10", 2)]
     assert own.terms[0]["args"] | own.terms[1] == {
         "temperature": 0.02,
@@ -208,13 +213,60 @@ def test_embeddings_are_kept_whole_or_not_at_all(script, tmp_path):
     assert [one.name for one in path.parent.iterdir()] == ["starter-1.npz"]
 
 
+@pytest.mark.parametrize("directions", [0, 2])
+def test_structure_of_the_packaged_texts_is_that_of_the_guard(script, directions, monkeypatch):
+    monkeypatch.setattr(script, "ITEMS", 3)
+    rng = np.random.default_rng(0)
+    shapes = {"pairs": [4, 4], "sts": [3, 3], "answers": [2, 5], "languages": [6, 6, 6], "guard": [7, 8]}
+    original, changed = (
+        {name: [rng.normal(size=(n, 5)).astype("f4") for n in sizes] for name, sizes in shapes.items()} for _ in "12"
+    )
+    data = script.DevData.__new__(script.DevData)
+    data.sts, data.languages = [[[], [], [1.0, 2.0, 3.0]]], dict.fromkeys(("de", "en", "fi"))
+    data.answers = SimpleNamespace(measures=lambda *sides: {})
+
+    texts = {language: [f"{language}{n}" for n in range(size)] for language, size in {"de": 7, "en": 8}.items()}
+    rows = [
+        {
+            text: row
+            for one, side in zip(texts.values(), group, strict=True)
+            for text, row in zip(one, side, strict=True)
+        }
+        for group in (original["guard"], changed["guard"])
+    ]
+    if directions:
+        means = {name: torch.from_numpy(x) for name, x in zip(data.languages, changed["languages"], strict=True)}
+        removed = script.language_directions(means, directions)[0].numpy()
+        rows = [{text: row - row @ removed.T @ removed for text, row in one.items()} for one in rows]
+    models = [
+        SimpleNamespace(encode=lambda batch, own=own, **_: np.array([own[text] for text in batch])) for own in rows
+    ]
+    expected = similarity_structure(*models, texts, resamples=2).average.score
+    assert data.measures(changed, original, directions)[script.GUARD] == pytest.approx(expected, abs=0.01)
+    assert data.measures(original, original, directions)[script.GUARD] == pytest.approx(100)
+
+
 def test_the_plot_shows_every_encoder(script, tmp_path):
     rows = [
-        {"recipe": name, "similarity": 80.0, "translations": 90.0, "answers": 50.0}
-        for name in ("starter", "own side, x")
+        {"recipe": name, "similarity": 80.0, "translations": 90.0, "answers": 50.0, "alpha": 1.0, "directions": 0}
+        for name in ("starter", "own side, x", script.DEFAULT)
     ]
-    script.plot(rows, tmp_path / "plots" / "frontier.svg")
-    assert "own side" in (tmp_path / "plots" / "frontier.svg").read_text()
+    path = tmp_path / "plots" / "frontier.svg"
+    script.plot(rows, path)
+    assert "own side" in path.read_text()
+    assert "recipe metaphrase" not in path.read_text()
+    script.plot([*rows, rows[-1] | script.DEFAULT_RELEASE], path)
+    assert "recipe metaphrase" in path.read_text()
+
+
+def test_the_default_of_the_grid_is_the_recipe_metaphrase(script):
+    cells = script.grid([1], **SETTING, corpus=script.DEMO)
+    terms = next(cell.terms for cell in cells if cell.name == script.DEFAULT)
+    packaged = Recipe.load("metaphrase").to_dict()["terms"]
+    packaged[0]["args"]["temperature"] = 0.01  # the starter's own
+    assert Recipe.from_dict({"name": "x", "terms": terms}).to_dict()["terms"] == packaged
+    demo = demo_settings()
+    assert {"alpha": float(demo["merge"]), "directions": demo["debias"]} == script.DEFAULT_RELEASE
 
 
 def test_transfer_is_measured_on_the_data_that_a_folder_has(script, tiny_encoder, tmp_path, monkeypatch):
@@ -239,6 +291,7 @@ def test_transfer_is_measured_on_the_data_that_a_folder_has(script, tiny_encoder
 def test_structure_predicts_what_varies_with_it(script):
     rows = [
         {"directions": 0, "structure": 80.0 + 5 * at, "similarity": 70.0 + at, "answers_in_own_language": 75.0}
+        | ({script.GUARD: 99.0 - at} if at else {})
         for at in range(4)
     ]
     for at in (1, 2, 3):
@@ -246,7 +299,10 @@ def test_structure_predicts_what_varies_with_it(script):
     rows[3]["nli"] = 50.0
     lines = [one for one in script.prediction(rows).splitlines() if " | 0 | " in one]
     assert lines == [
-        "| STS-B | 0 | 4 | 1.00 | 2 | 1.00 |",
-        "| answers, MRR in the question's language | 0 | 4 | nan | 2 | nan |",
-        "| parts of speech, probe | 0 | 3 | 1.00 | 2 | 1.00 |",
+        "| STS-B | STS-B dev | 0 | 4 | 1.00 | 2 | 1.00 |",
+        "| STS-B | packaged | 0 | 3 | -1.00 | 3 | -1.00 |",
+        "| answers, MRR in the question's language | STS-B dev | 0 | 4 | nan | 2 | nan |",
+        "| answers, MRR in the question's language | packaged | 0 | 3 | nan | 3 | nan |",
+        "| parts of speech, probe | STS-B dev | 0 | 3 | 1.00 | 2 | 1.00 |",
+        "| parts of speech, probe | packaged | 0 | 3 | -1.00 | 3 | -1.00 |",
     ]

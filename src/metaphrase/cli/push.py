@@ -60,7 +60,9 @@ def run(argv: Sequence[str]) -> int:
     vector = what.endswith(".safetensors") and Path(what).is_file()
     corpus = Path(what).is_file() and not vector
     if options.with_heads and (corpus or vector or options.vector):
-        raise UsageError("--with_heads applies to releases: a corpus or a task vector has no heads. Omit --with_heads.")
+        raise UsageError(
+            "--with_heads applies to releases: a corpus or a task vector has no heads. Omit --with_heads."
+        )
     if corpus and options.vector:
         raise UsageError(f"{what} is not the folder of a run, so it has no task vector. Omit --vector.")
     if options.bits and (vector or not options.vector):

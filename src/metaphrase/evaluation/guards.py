@@ -124,7 +124,7 @@ def changes_in_words(gain: str, point: Mapping[str, Any]) -> str:
     """The differences of a point of a curve, the gain on data of a name and the guards, with intervals and verdicts."""
     rows = {gain: point["gain"], **point["guards"]}
     return ", ".join(
-        f"{name} {row['difference']:+.1f} [{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}] {row['verdict']}"
+        f"{name} {row['difference']:+z.1f} [{row['interval'][0]:+z.1f}, {row['interval'][1]:+z.1f}] {row['verdict']}"
         for name, row in rows.items()
     )
 

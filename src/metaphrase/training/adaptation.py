@@ -79,7 +79,7 @@ class AdaptationConfig:
     output_dir: str | None = option(None, "Folder of the release, its report and its data (default: runs/adapt-XX).")
     recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")
     minutes: Annotated[float, Range(above=0, most=1_000_000)] = option(
-        20.0, "Minutes for training; checks and measurements take additional time."
+        8.0, "Minutes for training; checks and measurements take additional time."
     )
     replay: Annotated[float, Range(0, 1000)] = option(
         1.0, "Packaged pairs of other languages for each of your pairs, to preserve these languages; 0 for none."
