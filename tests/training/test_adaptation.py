@@ -4,9 +4,10 @@ import pytest
 
 from metaphrase.cli.options import parse
 from metaphrase.evaluation.retention import collapse_in_words
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import RecipeError, UsageError
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
 from metaphrase.training.planning import Plan
+from metaphrase.training.recipe import Recipe, Term
 from metaphrase.training.results import RunResult
 
 
@@ -111,6 +112,14 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
 def test_a_recipe_that_learns_a_vector_for_each_language_is_refused(tmp_path):
     config = AdaptationConfig(["x.tsv"], ["sw"], recipe="wacse-language", output_dir=str(tmp_path / "out"))
     with pytest.raises(UsageError, match=r"Recipe wacse-language learns .* Train it with `metaphrase train`"):
+        Adaptation(config)
+
+
+def test_a_recipe_is_passed_by_name(tmp_path):
+    config = AdaptationConfig(
+        ["x.tsv"], ["sw"], recipe=Recipe("mine", (Term("tr"),)), output_dir=str(tmp_path / "out")
+    )
+    with pytest.raises(RecipeError, match=r"but the Recipe 'mine' was passed"):
         Adaptation(config)
 
 

@@ -199,8 +199,9 @@ class Adaptation:
         check_guards(config.guard)
         check_directions(config.debias, config.guard, config.corpus)  # the dev pairs are part of the corpus
         check_folder(self.output, model=model_folder(config.model))
+        recipe = Recipe.load(config.recipe)
         check_files([self.output / RECIPE, self.data / RECIPE], [config.recipe])
-        if Recipe.load(config.recipe).language_embedding:
+        if recipe.language_embedding:
             raise UsageError(
                 f"Recipe {config.recipe} learns an input vector for each language, so its encoder is neither merged nor "
                 "compared on other languages. Train it with `metaphrase train`."
