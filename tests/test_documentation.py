@@ -234,7 +234,7 @@ def template(tmp_path_factory, tiny_encoder_dir) -> Path:
     shutil.copytree(tiny_encoder_dir, folder / "my-copy")
     shutil.copytree(tiny_encoder_dir, folder / "metaphrase-e5-small")
     recipe = Recipe.load("dap")
-    for name in ("runs/demo", "runs/adapt-sw", "runs/miner", "out/sw"):
+    for name in ("runs/demo", "runs/adapt-sw", "runs/miner", "out/sw", "out/dap", "out/short"):
         release(encoder, folder / name, recipe=recipe.to_dict())
         facts = {
             "command": "metaphrase train",
@@ -250,7 +250,7 @@ def template(tmp_path_factory, tiny_encoder_dir) -> Path:
         write(folder / name / f"sw-en{split}.tsv.gz", lines_of("sw", 30, "test"))
     write(folder / "stsb" / "stsb-sw-dev.csv", [f"{a},{b},{a}.5" for a, b in enumerate("abcdefgh")], "")
     loss = AlignmentLoss(encoder, recipe, max_length=24)
-    loss.heads.save_pretrained(folder / "out" / "sw" / "heads")
+    loss.heads.save_pretrained(folder / "out" / "dap" / "heads")
 
     packaged = folder / "packaged"
     for language in ("sw", "fi"):
