@@ -100,8 +100,8 @@ class EvaluateOptions(Settings):
         "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; sib200: retrieval "
         "and topics in 205 languages; xsim++: retrieval among English sentences that differ in a number, a name, a negation, "
         "a comparison or a cause; word-alignment: AER; nli, paraphrase, qa, pos: trained in English, measured in all "
-        "languages, see --transfer; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed "
-        "sample of the suites that do not fine-tune the encoder, in minutes; all: all suites, with a sample of the largest "
+        "languages, see --transfer; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed sample of all "
+        "suites except nli, qa and mteb, in minutes; all: all suites, with a sample of the largest "
         "data sets. If a data set fails, the others are still measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
