@@ -31,6 +31,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from sentence_transformers import SentenceTransformer
 
@@ -235,6 +236,8 @@ def template(tmp_path_factory, tiny_encoder_dir) -> Path:
     shutil.copytree(tiny_encoder_dir, folder / "metaphrase-e5-small")
     recipe = Recipe.load("dap")
     for name in ("runs/demo", "runs/adapt-sw", "runs/miner", "out/sw", "out/dap", "out/short"):
+        with torch.no_grad():  # as if it had been trained
+            encoder[0].auto_model.encoder.layer[0].output.dense.bias.add_(0.01)
         release(encoder, folder / name, recipe=recipe.to_dict())
         facts = {
             "command": "metaphrase train",
