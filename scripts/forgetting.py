@@ -415,6 +415,8 @@ def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | No
             after = data.embed(model)
             about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
             own = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
+            if cell.removed:  # the guard would compare with the original without these directions
+                own = [{"removed": cell.removed} | {key: row[key] for key in row if key != GUARD} for row in own]
             if transfer and alpha in TRANSFER_ALPHAS:
                 own[0] |= transfer_scores(model, transfer)
             rows += own
@@ -512,7 +514,7 @@ PREDICTED = {
 }
 CLOSE = 90.0
 #: Fewest encoders of a correlation.
-FEWEST = 3
+FEWEST = 5
 
 
 #: What predicts them: the key of a row, and the sentences whose similarities are compared.
@@ -525,11 +527,13 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     heads += [f"with structure ≥ {CLOSE:g}", "correlation"]
     cells = []
     for (key, words), (predictor, texts), directions in product(PREDICTED.items(), PREDICTORS.items(), DIRECTIONS):
-        own = [row for row in rows if row["directions"] == directions and {key, predictor} <= row.keys()]
-        close = [row for row in own if row[predictor] >= CLOSE]
+        # Directions that are removed before training change the structure without a loss.
+        found = [row for row in rows if row["directions"] == directions and not row.get("removed")]
+        own = [row for row in found if {key, predictor} <= row.keys()]
+        groups = own, [row for row in own if row[predictor] >= CLOSE]
         if len(own) >= FEWEST:
-            pairs = [(len(group), f"{correlation(group, predictor, key):.2f}") for group in (own, close)]
-            cells.append([words, texts, directions, *chain.from_iterable(pairs)])
+            values = [f"{correlation(one, predictor, key):.2f}" if len(one) >= FEWEST else "" for one in groups]
+            cells.append([words, texts, directions, *chain.from_iterable(zip(map(len, groups), values, strict=True))])
     return "\n".join(markdown(heads, "llr", cells))
 
 

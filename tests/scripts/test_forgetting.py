@@ -288,7 +288,9 @@ def test_transfer_is_measured_on_the_data_that_a_folder_has(script, tiny_encoder
     assert script.transfer_scores(tiny_encoder, tmp_path) == {"pos": 17, "qa": 8}
 
 
-def test_structure_predicts_what_varies_with_it(script):
+def test_structure_predicts_what_varies_with_it(script, monkeypatch):
+    monkeypatch.setattr(script, "FEWEST", 3)
+    removed = {"directions": 0, "structure": 99.0, "similarity": 20.0, "removed": 20}
     rows = [
         {"directions": 0, "structure": 80.0 + 5 * at, "similarity": 70.0 + at, "answers_in_own_language": 75.0}
         | ({script.GUARD: 99.0 - at} if at else {})
@@ -297,12 +299,12 @@ def test_structure_predicts_what_varies_with_it(script):
     for at in (1, 2, 3):
         rows[at]["pos"] = 70.0 + at
     rows[3]["nli"] = 50.0
-    lines = [one for one in script.prediction(rows).splitlines() if " | 0 | " in one]
+    lines = [one for one in script.prediction([*rows, removed]).splitlines() if " | 0 | " in one]
     assert lines == [
-        "| STS-B | STS-B dev | 0 | 4 | 1.00 | 2 | 1.00 |",
+        "| STS-B | STS-B dev | 0 | 4 | 1.00 | 2 |  |",
         "| STS-B | packaged | 0 | 3 | -1.00 | 3 | -1.00 |",
-        "| answers, MRR in the question's language | STS-B dev | 0 | 4 | nan | 2 | nan |",
+        "| answers, MRR in the question's language | STS-B dev | 0 | 4 | nan | 2 |  |",
         "| answers, MRR in the question's language | packaged | 0 | 3 | nan | 3 | nan |",
-        "| parts of speech, probe | STS-B dev | 0 | 3 | 1.00 | 2 | 1.00 |",
+        "| parts of speech, probe | STS-B dev | 0 | 3 | 1.00 | 2 |  |",
         "| parts of speech, probe | packaged | 0 | 3 | -1.00 | 3 | -1.00 |",
     ]
