@@ -454,9 +454,13 @@ def gain(row: Mapping[str, Any]) -> float:
 
 
 def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The encoder of each recipe that gains most among those that lose nothing, the largest gain first."""
+    """The encoder of each recipe that gains most among those that lose nothing, the largest gain first.
+
+    Encoders from which directions were removed before training do not take part.
+    """
     start, *others = means(rows)
-    kept = sorted((row for row in others if row["recipe"] != "starter" and guarded(row, start)), key=gain)
+    trained_ones = [row for row in others if row["recipe"] != "starter" and not row.get("removed")]
+    kept = sorted((row for row in trained_ones if guarded(row, start)), key=gain)
     return sorted({row["recipe"]: row for row in kept}.values(), key=gain, reverse=True)
 
 
