@@ -14,7 +14,7 @@ of language identity projected out.
   question's own language, and the mean reciprocal rank among the sentences of that language;
 - *similarity*: Spearman correlation on STS-B dev, mean of eleven languages;
 - *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language, of STS-B's
-  sentences, and of the packaged texts of the guard.
+  sentences, of the packaged texts of the guard, and of tokens of these texts in context.
 
 With ``--transfer``, probes of frozen encoders for inference and parts of speech, and question answering by encoders that are
 fine-tuned, show whether structure predicts these as well. They do not take part in the choice of a recipe.
@@ -22,8 +22,8 @@ fine-tuned, show whether structure predicts these as well. They do not take part
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing
 ones. ``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill, or for CPU cores that
 work better alone (with ``OMP_NUM_THREADS=1``). ``--keep`` adds the results of each recipe to
-``scripts/results/forgetting.json`` and writes the table of docs/forgetting.md; recipes that are stored there, with the scores
-that are asked for, are not computed again.
+``scripts/results/forgetting.json`` and writes the table of docs/forgetting.md; recipes that are stored there with all scores
+are not computed again.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ TRANSFER = {
 TRANSFER_ITEMS = 100
 #: Sizes of the dev samples: STS-B items and MLQA questions, and paragraphs of the declaration, of each language.
 ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
+#: Tokens of each language whose similarities are compared.
+TOKENS_OF_A_LANGUAGE = 300
 #: Languages of an MLQA question that is sampled.
 LANGUAGES_OF_A_QUESTION = 4
 
@@ -301,7 +303,8 @@ class DevData:
             "guard": list(self.guard.values()),
         }
         rows = iter(embed_sides(model, (side for group in sides.values() for side in group), batch_size=128))
-        return {name: [unit_rows(next(rows)) for _ in group] for name, group in sides.items()}
+        embedded = {name: [unit_rows(next(rows)) for _ in group] for name, group in sides.items()}
+        return embedded | {TOKENS: [token_states(model, texts) for texts in self.guard.values()]}
 
     def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
         """Gain and cost of an encoder, in percent."""
@@ -335,7 +338,18 @@ class DevData:
             "similarity": float(np.mean(correlations)),
             "structure": float(np.mean(structure)),
             GUARD: kept_structure(start_guard, changed["guard"]),
+            # Directions are removed from sentences, not from tokens.
+            **({} if directions else {TOKENS: kept_structure(original[TOKENS], embedded[TOKENS])}),
         }
+
+
+def token_states(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[Any]:
+    """States of a sample of the tokens of texts, the same for every encoder, without those that begin and end a text."""
+    states = model.encode(list(texts), output_value="token_embeddings", batch_size=128, show_progress_bar=False)
+    states_th = np.concatenate([one_lh[1:-1].float().cpu().numpy() for one_lh in states])
+    count = min(TOKENS_OF_A_LANGUAGE, len(states_th))
+    chosen = np.random.default_rng(0).choice(len(states_th), count, replace=False)
+    return unit_rows(states_th[np.sort(chosen)])
 
 
 def transfer_measures(folder: Path | None) -> dict[str, str]:
@@ -392,7 +406,8 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
 
 def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | None = None) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
-    settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *map(len, data.sts), *data.guard]
+    settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, TOKENS_OF_A_LANGUAGE]
+    settings += [*map(len, data.sts), *data.guard]
     if transfer:
         files = sorted(path for name in TRANSFER for path in (transfer / name).glob("*"))
         settings += [transfer_measures(transfer), TRANSFER_ALPHAS, TRANSFER_ITEMS, files_sha256(files)]
@@ -432,6 +447,8 @@ def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str
 
 #: Structure of the packaged texts, as `metaphrase.evaluation.guards.structure_guard` measures it.
 GUARD = "guard"
+#: Structure of tokens of these texts.
+TOKENS = "tokens"
 #: Columns of the table: key and heading.
 COLUMNS = {
     "translations": "translations",
@@ -522,7 +539,7 @@ FEWEST = 5
 
 
 #: What predicts them: the key of a row, and the sentences whose similarities are compared.
-PREDICTORS = {"structure": "STS-B dev", GUARD: "packaged"}
+PREDICTORS = {"structure": "STS-B dev", GUARD: "packaged", TOKENS: "packaged, tokens"}
 
 
 def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -681,14 +698,20 @@ def run(options: argparse.Namespace) -> None:
     start = measured(None, data, options.output, options.transfer)
     require_same_start(rows, start)
     rows = with_stored_scores(start, rows) + rows[len(start) :]
-    done = {row["recipe"] for row in rows if row.keys() >= transfer_measures(options.transfer).keys()}
-    missing = [cell for cell in cells if cell.name not in done]
+    missing = missing_cells(cells, rows, options.transfer)
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
             renewed = {row["recipe"] for row in found}
             rows = [row for row in rows if row["recipe"] not in renewed] + with_stored_scores(found, rows)
             print(json.dumps(found, indent=1) if found else f"{len(missing)} recipes to train", flush=True)
             write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
+
+
+def missing_cells(cells: Iterable[Cell], rows: Iterable[Mapping[str, Any]], transfer: Path | None) -> list[Cell]:
+    """The cells of which no row has all scores."""
+    wanted = {TOKENS, *transfer_measures(transfer)}
+    done = {row["recipe"] for row in rows if row.keys() >= wanted | ({GUARD} if not row.get("removed") else set())}
+    return [cell for cell in cells if cell.name not in done]
 
 
 def write_results(content: dict[str, Any], options: argparse.Namespace) -> None:

@@ -152,6 +152,9 @@ def test_an_unchanged_model(tiny_encoder, german, monkeypatch):
     assert "unchanged" in codes(result)
     assert result.geometry["distance"] < 1e-7
     assert result.geometry["structure"] == pytest.approx(100, abs=0.1)
+    prompted = copy.deepcopy(tiny_encoder)
+    prompted.prompts["query"] = "query: "  # both are embedded without a prompt, as the model stores none
+    assert "unchanged" in codes(diagnose(tiny_encoder, {"de": german}, baseline=prompted))
     trained = copy.deepcopy(tiny_encoder)
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():

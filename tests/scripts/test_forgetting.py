@@ -116,6 +116,7 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
     def measured(cell, data, output, transfer=None):
         computed.append(cell.name if cell else "starter")
         row = {"alpha": 0.5, "directions": 0, "hardware": {"gpu": "GPU"}} | dict.fromkeys(script.COLUMNS, 50.0)
+        row |= dict.fromkeys((script.GUARD, script.TOKENS), 50.0)
         return [row | {"recipe": computed[-1], "translations": translations}]
 
     class Pool:
@@ -217,7 +218,14 @@ def test_embeddings_are_kept_whole_or_not_at_all(script, tmp_path):
 def test_structure_of_the_packaged_texts_is_that_of_the_guard(script, directions, monkeypatch):
     monkeypatch.setattr(script, "ITEMS", 3)
     rng = np.random.default_rng(0)
-    shapes = {"pairs": [4, 4], "sts": [3, 3], "answers": [2, 5], "languages": [6, 6, 6], "guard": [7, 8]}
+    shapes = {
+        "pairs": [4, 4],
+        "sts": [3, 3],
+        "answers": [2, 5],
+        "languages": [6, 6, 6],
+        "guard": [7, 8],
+        "tokens": [9, 9],
+    }
     original, changed = (
         {name: [rng.normal(size=(n, 5)).astype("f4") for n in sizes] for name, sizes in shapes.items()} for _ in "12"
     )
@@ -244,6 +252,32 @@ def test_structure_of_the_packaged_texts_is_that_of_the_guard(script, directions
     expected = similarity_structure(*models, texts, resamples=2).average.score
     assert data.measures(changed, original, directions)[script.GUARD] == pytest.approx(expected, abs=0.01)
     assert data.measures(original, original, directions)[script.GUARD] == pytest.approx(100)
+    tokens = data.measures(changed, original, directions).get(script.TOKENS)  # tokens keep all directions
+    sides = original["tokens"], changed["tokens"]
+    assert tokens == (None if directions else pytest.approx(script.kept_structure(*sides)))
+
+
+def test_structure_of_tokens_compares_the_same_tokens(script, tiny_encoder, monkeypatch):
+    texts = ["the cat", "the cat sat on the mat", "a dog"]
+    whole = script.token_states(tiny_encoder, texts)
+    lengths = [len(tiny_encoder.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    assert len(whole) == sum(lengths)
+    alone = script.token_states(tiny_encoder, texts[:1])
+    np.testing.assert_allclose(whole[: len(alone)], alone, atol=1e-5)
+    monkeypatch.setattr(script, "TOKENS_OF_A_LANGUAGE", 3)
+    some = script.token_states(tiny_encoder, texts)
+    assert len(some) == 3
+    assert (whole[:, None] == some).all(-1).any(0).all()
+
+
+def test_recipes_without_a_score_are_missing(script):
+    first, second, *_ = cells = list(script.grid([1], **SETTING, corpus=script.DEMO))[:2]
+    rows = [
+        {"recipe": first.name, script.TOKENS: 99.0},
+        {"recipe": second.name, script.TOKENS: 99.0, script.GUARD: 99.0},
+    ]
+    assert script.missing_cells(cells, rows, None) == [first]
+    assert script.missing_cells(cells, [rows[0] | {"removed": 20}, rows[1]], None) == []
 
 
 def test_the_plot_shows_every_encoder(script, tmp_path):

@@ -383,7 +383,7 @@ def _shifted(pairs: ParallelSet) -> Finding | None:
         "info",
         "shift-not-checked",
         "The lengths of the sentences do not show whether the sides are shifted by a line. Pass a model, which compares "
-        "their meaning: metaphrase diagnose starter --corpus …",
+        "their meaning: metaphrase diagnose starter --corpus … --languages …",
         pairs.language,
         of=len(row_n),
     )

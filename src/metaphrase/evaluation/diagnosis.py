@@ -118,7 +118,7 @@ def diagnose(
     Args:
         model: The model. Its stored query prompt, if any, precedes each sentence.
         sets: The pairs of each source language, in the order of the files.
-        baseline: The model before training.
+        baseline: The model before training. It is compared with the prompt of ``model``.
         target_lang: Language of the targets.
         sample: Maximum number of pairs of a language.
         batch_size: Number of pairs per batch of the word aligner.
@@ -136,7 +136,8 @@ def diagnose(
     findings = collapse(result.geometry) if texts >= FEWEST else []
     judged = texts >= FEWEST and not any(finding.severity == "error" for finding in findings)
     if baseline is not None:
-        before = [side_nh for pairs, _ in chosen.values() for side_nh in _embed(baseline, pairs, advance)]
+        prompt = resolve_prompt(model, "auto")
+        before = [side_nh for pairs, _ in chosen.values() for side_nh in _embed(baseline, pairs, advance, prompt)]
         findings += _compare(result.geometry, all_nh, np.concatenate(before))
         result.geometry["structure"] = kept_structure(before[::2], [source_nh for source_nh, _ in embedded.values()])
     if not judged:
@@ -180,9 +181,9 @@ def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[Paral
     return pairs.rows(row_n), row_n
 
 
-def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance) -> Embeddings:
+def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance, prompt: str = "auto") -> Embeddings:
     """Normalized embeddings of both sides."""
-    prompt = resolve_prompt(model, "auto")
+    prompt = resolve_prompt(model, prompt)
     source_nh, target_nh = (
         np.asarray(encode(model, side, prompt=prompt, normalize_embeddings=True, advance=advance), dtype=np.float32)
         for side in (pairs.sources, pairs.targets)
