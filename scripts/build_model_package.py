@@ -1,10 +1,13 @@
 """Build the pip package of a release of the starter: its task vector in 4 bits, digests, reference embeddings and a card.
 
     python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
+    python scripts/build_model_package.py runs/sw models/swahili-e5-small --notice NOTICE.md --origin "Swahili news"
 
-The folder is named after the model. The same release results in the same files, whatever was there before; the version is
-that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the release's own card and from
-``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is written to ``model_cards/``.
+The folder is named after the model. A run on other data than the packaged bitext requires ``--notice``, a Markdown file
+with the origin and the licences of its training data. The same release results in the same files, whatever was there
+before; the version is that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the
+release's own card and from ``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is
+written to ``model_cards/``.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from metaphrase.mining.search import unit_rows
 from metaphrase.publishing.card import cell, fence, prompts_in_words
 from metaphrase.publishing.contents import CARD
 from metaphrase.publishing.merging import MergeOptions, merge
+from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import REFERENCE_TEXTS
 
 #: Precision of the vector, its largest size in bytes, and the largest difference that it may cause in an embedding.
@@ -84,8 +88,10 @@ intfloat; the whole text is in `LICENSE`), changed by training. Its package cont
 
 It was trained on sentence pairs, which are not part of it:
 
-{demo}
+{data}
+"""
 
+DIRECTIONS_NOTICE = """
 The directions of language identity were estimated on:
 
 {udhr}
@@ -143,13 +149,7 @@ better; *release* and *after* are this model.
 <!-- suites -->
 <!-- /suites -->
 
-### At the end of training
-
-`demo` contains held-out pairs of the training text, and `udhr` paragraphs of the Universal Declaration of Human Rights.
-
-{results}
-
-## Precision
+{results}## Precision
 
 The table shows the effect of storing the difference in {bits} bits:
 
@@ -163,7 +163,7 @@ The table shows the effect of storing the difference in {bits} bits:
 | base and difference | `{merged_digest}` |
 
 When the model is loaded, these digests are verified, and {references} embeddings are compared with `reference.json`: a
-component may differ by at most {tolerance:.0e}. The embeddings before quantisation to {bits} bits differ by up to
+component may differ by at most {tolerance:.0e}. Before quantisation to {bits} bits, these embeddings differ by up to
 {difference:.1e}.
 
 ## Limits
@@ -177,12 +177,19 @@ component may differ by at most {tolerance:.0e}. The embeddings before quantisat
 In a clone of metaphrase, with the versions in `constraints.txt`:
 
 ```bash
-{command} && python scripts/build_model_package.py {release} models/{name}
+{rebuild}
 ```
 
 ## Citation
 
 {citation}
+"""
+
+RESULTS = """\
+### At the end of training
+
+{results}
+
 """
 
 LIMITS = (
@@ -204,15 +211,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("release", type=Path, help="folder of a run of `metaphrase demo` or `metaphrase train`")
     parser.add_argument("package", type=Path, help="folder of the package, named after the model")
     parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
+    parser.add_argument("--notice", type=Path, help="origin and licences of the training data, in Markdown")
+    parser.add_argument("--origin", help="the training text in a few words, if its origin is unknown to the run")
+    parser.add_argument(
+        "--rebuild", help="command that repeats the build (default: that of the run and of this script)"
+    )
     options = parser.parse_args(argv)
     if not (options.release / "run.json").is_file():
         parser.error(f"{options.release} is not the folder of a finished run: missing run.json")
+    if options.notice is None and not trained_on_packaged_bitext(options.release):
+        parser.error(
+            f"{options.release} was trained on other data than the packaged bitext. Pass a file with their origin and "
+            "licences as --notice."
+        )
     prepare_process()
     name, module = options.package.name, options.package.name.replace("-", "_")
     target = options.package / module
     target.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".build-", dir=options.package) as place:
-        write_files(options.release, Path(place), name)
+        write_files(options, Path(place), name)
         for path in Path(place).iterdir():
             path.replace(target / path.name)
     base = ModelCard.load(target / CARD).data.base_model
@@ -227,8 +244,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write_files(release: Path, folder: Path, name: str) -> None:
+def trained_on_packaged_bitext(release: Path) -> bool:
+    """Whether all training files of a run belong to the package."""
+    data = ModelCard.load(release / CARD).data.to_dict()["metaphrase"]["data"]
+    return all(PACKAGED.items() <= row.items() for row in data)
+
+
+def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
     """Write the vector, its references, digests, card and notices."""
+    release: Path = options.release
     run = read_json(release / "run.json")
     if not is_starter(run["model"]):
         raise SystemExit(f"{release} was trained from {run['model']}, not from the starter, which everybody can load.")
@@ -249,13 +273,15 @@ def write_files(release: Path, folder: Path, name: str) -> None:
     write_json(folder / MANIFEST, {"base_name": vector.base_name, **digests, "files": files, "versions": versions()})
     facts = {"vector": vector, "file": file, "difference": difference, "references": len(texts)}
     facts |= {"merged": digests["weights"], "hashes": [model_hash(tuned), model_hash(merged)]}
+    facts |= {"origin": options.origin or "text of unknown origin", "rebuild": options.rebuild}
     (folder / CARD).write_text(card(name, release, run, merged, facts), encoding="utf-8")
     (folder / "LICENSE").write_text(LICENSE, encoding="utf-8")
-    notices = {
-        one: (PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr")
-    }
-    base = ModelCard.load(release / CARD).data.base_model
-    (folder / "NOTICE.md").write_text(NOTICE.format(base=base, **notices), encoding="utf-8")
+    data, udhr = ((PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr"))
+    if options.notice is not None:
+        data = options.notice.read_text(encoding="utf-8").strip()
+    notice = NOTICE.format(base=ModelCard.load(release / CARD).data.base_model, data=data)
+    notice += DIRECTIONS_NOTICE.format(udhr=udhr) if run.get("debias") else ""
+    (folder / "NOTICE.md").write_text(notice, encoding="utf-8")
 
 
 def reference_texts(release: Path) -> list[str]:
@@ -296,7 +322,7 @@ def card(
     }
     alpha, removed = run.get("merge"), run.get("debias")
     limits = {
-        "origin": " and ".join(dict.fromkeys(row.get("origin", "text of unknown origin") for row in corpus)),
+        "origin": " and ".join(dict.fromkeys(row.get("origin", facts["origin"]) for row in corpus)),
         "length": run["recipe"]["max_length"],
         "seed": run["seed"],
     }
@@ -315,7 +341,7 @@ def card(
         bits=BITS,
         megabytes=facts["file"].stat().st_size / 1e6,
         license=data["license"],
-        results=section(own.text, "Results"),
+        results=RESULTS.format(results=results) if (results := section(own.text, "Results")) else "",
         base_name=cell(vector.base_name),
         base_digest=vector.base,
         file=VECTOR_FILE,
@@ -326,8 +352,7 @@ def card(
         difference=facts["difference"],
         limits="\n".join(f"- {sentence.format(**limits)}" for sentence in LIMITS),
         training=f"## Training\n\n{section(own.text, 'Training').partition('### Reproduction')[0].strip()}",
-        command=run["command"],
-        release=output_of(run["command"]),
+        rebuild=facts["rebuild"] or rebuild_command(name, run["command"]),
         citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(own.text, 'Citation')}",
     ).replace("<!-- precision -->\n", f"<!-- precision -->\n{precision()}\n")
 
@@ -343,10 +368,11 @@ def section(text: str, title: str) -> str:
     return found[1].strip() if found else ""
 
 
-def output_of(command: str) -> str:
-    """The output folder in the command of a run."""
+def rebuild_command(name: str, command: str) -> str:
+    """The command of a run, and that of this script."""
     words = shlex.split(command)
-    return words[words.index("--output_dir") + 1] if "--output_dir" in words[:-1] else "RUN"
+    release = words[words.index("--output_dir") + 1] if "--output_dir" in words[:-1] else "RUN"
+    return f"{command} && python scripts/build_model_package.py {release} models/{name}"
 
 
 def own_citation(name: str) -> str:

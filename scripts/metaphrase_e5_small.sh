@@ -1,24 +1,47 @@
 #!/usr/bin/env bash
-# Train the released model metaphrase-e5-small; an interrupted run resumes.
+# Train the released model metaphrase-e5-small; an interrupted run resumes. Run it in the root of a clone.
 #   scripts/metaphrase_e5_small.sh BENCHMARKS [OUTPUT]
-# BENCHMARKS contains software/xx-en.{train,dev}.tsv.gz, and stsb and mlqa as guards. Of each language, at most 12,000 pairs are drawn,
-# without repeated sentences on either side, and the tenth that the starter scores lowest is removed.
+# BENCHMARKS contains software/xx-en.{train,dev}.tsv.gz, stsb and mlqa as guards, and test sets. Of each language, at most 12,000
+# pairs are drawn, without repeated sentences on either side. The tenth that the starter scores lowest is removed, and then all
+# pairs with a sentence of a test set.
 set -euo pipefail
 (($# >= 1)) || { sed -n 's/^# //p' "$0" >&2; exit 2; }
 bin=${BIN-.venv/bin/}  # BIN= uses the commands on PATH
 data=$1 output=${2:-runs/metaphrase-e5-small}
-corpus=$output/corpus
-mkdir -p "$corpus"
-for train in "$data"/software/??-en.train.tsv.gz; do
+corpus=$output/corpus tests=$output/tests.txt
+mkdir -p "$output/filtered" "$corpus"
+find -L "$data" -name '*-en.tsv.gz' -o -name '*-en.test.tsv.gz' | sort | xargs zcat | cut -f 1,2 | tr '\t' '\n' > "$tests"
+
+draw() {
+    set -euo pipefail
+    local train=$1 name drawn filtered
     name=$(basename "$train" .train.tsv.gz)
-    [[ -f $corpus/$name.train.tsv.gz ]] && continue
-    zcat "$data/software/$name.dev.tsv.gz" | sed -n 1,101p | gzip -n > "$corpus/$name.dev.tsv.gz"
-    sample=$output/$name.train.tsv
-    zcat "$train" | sed -n 1p > "$sample"
-    zcat "$train" | awk -F '\t' 'NR > 1 && !source[$1]++ && !target[$2]++' | shuf -n 12000 --random-source="$train" >> "$sample"
-    "$bin"metaphrase filter "$sample" --top $((($(wc -l < "$sample") - 1) * 9 / 10)) --bf16 --output "$corpus/$name.train.tsv.gz"
-    rm "$sample"
-done
-"$bin"torchrun --nproc_per_node 2 -m metaphrase train --config "$(dirname "$0")/../configs/metaphrase-e5-small.yaml" \
-    --corpus "$corpus" --dev "$corpus" --guard "$data/stsb" "$data/mlqa" --resume_from_checkpoint true --output_dir "$output/model"
-"$bin"python "$(dirname "$0")/build_model_package.py" "$output/model" models/metaphrase-e5-small
+    drawn=$output/$name.train.tsv filtered=$output/filtered/$name.train.tsv.gz
+    if [[ ! -f $filtered ]]; then
+        zcat "$train" | awk 'NR == 1' > "$drawn"
+        zcat "$train" | awk -F '\t' 'NR > 1 && !source[$1]++ && !target[$2]++' \
+            | shuf -n 12000 --random-source="$train" >> "$drawn"
+        OMP_NUM_THREADS=1 "$bin"metaphrase filter "$drawn" --top $((($(wc -l < "$drawn") - 1) * 9 / 10)) --bf16 --output "$filtered"
+        rm "$drawn"
+    fi
+    [[ ! -f $corpus/$name.train.tsv.gz ]] || return 0
+    zcat "$data/software/$name.dev.tsv.gz" | awk 'NR <= 101' | gzip -n > "$corpus/$name.dev.tsv.gz"
+    zcat "$filtered" | awk -F '\t' 'FNR == NR {test[tolower($0)]; next} FNR == 1 || !(tolower($1) in test || tolower($2) in test)' \
+        "$tests" - | gzip -n > "$corpus/$name.part"
+    mv "$corpus/$name.part" "$corpus/$name.train.tsv.gz"
+}
+export -f draw
+export bin data output corpus tests
+printf '%s\0' "$data"/software/??-en.train.tsv.gz | xargs -0 -n 1 -P 2 bash -c 'draw "$1"' _  # one core each
+
+"$bin"torchrun --nproc_per_node 2 -m metaphrase train --config configs/metaphrase-e5-small.yaml --corpus "$corpus" --dev "$corpus" \
+    --guard "$data/stsb" "$data/mlqa" --test "$data/tatoeba" --resume_from_checkpoint true --output_dir "$output/model"
+
+{
+    printf 'Translations in localisation files, help texts and manuals of free software, each under its own licence: packages of\n'
+    printf 'Debian, and those with `pypi:` and `npm:` of PyPI and npm.\n\n'
+    zcat "$data"/software/??-en.train.tsv.gz | awk -F '\t' '$3 != "provenance" {print $3}' | sort -u | paste -s -d , \
+        | sed 's/,/, /g' | fold -s -w 120
+} > "$output/notice.md"
+"$bin"python scripts/build_model_package.py "$output/model" models/metaphrase-e5-small --notice "$output/notice.md" \
+    --origin "text of free software (localisation files, help texts, manuals)" --rebuild "scripts/metaphrase_e5_small.sh BENCHMARKS"

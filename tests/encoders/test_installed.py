@@ -90,9 +90,15 @@ def package(starter_folder, tuned, tmp_path_factory) -> Path:
         patch.syspath_prepend(ROOT / "scripts")
         patch.setattr(metaphrase.encoders.starter, "starter_path", lambda source="auto": starter_folder)
         script = importlib.import_module("build_model_package")
-        assert script.main([str(tuned), str(folder), "--cards", str(folder.parent)]) == 0
+        notice = folder.parent / "data.md"
+        notice.write_text("Sentences of this test (MIT).\n", encoding="utf-8")
+        options = [str(tuned), str(folder), "--cards", str(folder.parent)]
+        with pytest.raises(SystemExit):
+            script.main(options)
+        options += ["--notice", str(notice), "--rebuild", "scripts/this_test.sh"]
+        assert script.main(options) == 0
         first = {path.name: path.read_bytes() for path in (folder / MODULE).iterdir() if path.is_file()}
-        assert script.main([str(tuned), str(folder), "--cards", str(folder.parent)]) == 0
+        assert script.main(options) == 0
         assert {name: (folder / MODULE / name).read_bytes() for name in first} == first
     return folder
 
@@ -164,7 +170,10 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert "task-vector" not in card
     assert ModelCard(card).data.metaphrase["weights"] == weights_digests(Path("mine"))
     assert "intfloat" in Path("mine/LICENSE").read_text(encoding="utf-8")
-    assert "Universal Declaration" in Path("mine/NOTICE.md").read_text(encoding="utf-8")
+    notice = Path("mine/NOTICE.md").read_text(encoding="utf-8")
+    assert "Sentences of this test (MIT)." in notice
+    assert "Universal Declaration" in notice
+    assert "Chromium" not in notice
     assert main(["pull", NAME, "mine"]) == 2
     assert "mine exists. Nothing is overwritten" in capsys.readouterr().err
     assert main(["pull", f"starter + {installed / VECTOR_FILE}", "sum"]) == 0
