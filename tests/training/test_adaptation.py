@@ -115,6 +115,12 @@ def test_a_recipe_that_learns_a_vector_for_each_language_is_refused(tmp_path):
         Adaptation(config)
 
 
+def test_a_recipe_that_reads_more_than_a_bitext_is_refused(tmp_path):
+    config = AdaptationConfig(["x.tsv"], ["sw"], recipe="amber", output_dir=str(tmp_path / "out"))
+    with pytest.raises(UsageError, match=r"Recipe amber reads monolingual, which .* Train it with `metaphrase train`"):
+        Adaptation(config)
+
+
 def test_a_recipe_is_passed_by_name(tmp_path):
     config = AdaptationConfig(
         ["x.tsv"], ["sw"], recipe=Recipe("mine", (Term("tr"),)), output_dir=str(tmp_path / "out")
