@@ -205,7 +205,9 @@ def test_a_recipe_of_words_aligns_the_pairs_once(command, trained, tmp_path, mon
     (kept,) = (tmp_path / "out").glob("alignment-*.parquet")
     written = kept.stat().st_mtime_ns
     assert main([*command, "--recipe", "wacse", "--replay", "0"]) == 0
-    assert [kept.stat().st_mtime_ns] == [one.stat().st_mtime_ns for one in kept.parent.glob("alignment-*")] == [written]
+    assert (
+        [kept.stat().st_mtime_ns] == [one.stat().st_mtime_ns for one in kept.parent.glob("alignment-*")] == [written]
+    )
 
 
 def with_corpus(command, corpus):
