@@ -442,11 +442,16 @@ def retention_sets(
 
 
 def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
-    """The recipe of a run, with the chosen anchor. Vocabularies are limited to the corpus, which saves memory."""
+    """The recipe of a run, with the chosen anchor.
+
+    Unless the recipe sets it, the vocabulary of an objective that predicts English is that of the corpus, which saves
+    memory.
+    """
     content = Recipe.load(config.recipe).to_dict()
     for term in content["terms"]:
-        if term["objective"] == "rtl":
-            term["args"] = {**term.get("args", {}), "vocabulary": "english"}
+        args = term.get("args", {})
+        if term["objective"] == "rtl" and args.get("direction", "source_to_target") == "source_to_target":
+            term["args"] = {"vocabulary": "english", **args}
     if config.anchor is not None:
         anchors = [term for term in content["terms"] if term["objective"] == "anchor"]
         content["terms"] = [term for term in content["terms"] if term not in anchors]
