@@ -18,7 +18,7 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.base.evaluation import BaseEvaluator
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from metaphrase.encoders.adapters import add_lora
 from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
@@ -41,7 +41,15 @@ def rows(full_bitext):
 @pytest.fixture
 def make_trainer(tiny_encoder, tmp_path, rows):
     def make(
-        recipe="dap", *, dataset=None, folder="run", eval_dataset=None, evaluator=None, lora_rank=None, **options
+        recipe="dap",
+        *,
+        dataset=None,
+        folder="run",
+        eval_dataset=None,
+        evaluator=None,
+        callbacks=(),
+        lora_rank=None,
+        **options,
     ):
         torch.manual_seed(7)
         loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
@@ -72,6 +80,7 @@ def make_trainer(tiny_encoder, tmp_path, rows):
             loss=loss,
             eval_dataset=eval_dataset,
             evaluator=evaluator,
+            callbacks=list(callbacks),
         )
 
     return make
@@ -566,6 +575,22 @@ def test_a_longer_run_does_not_repeat_an_evaluation(make_trainer):
     resumed = make_trainer(evaluator=(after := Scores()), max_steps=6, **options)
     resumed.train(resume_from_checkpoint=str(Path(first.args.output_dir) / "checkpoint-3"))
     assert before.steps + after.steps == [3, 6]
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_a_run_that_a_signal_stops_at_its_last_evaluation_has_ended(make_trainer, strategy):
+    """Early stopping ends it at the evaluation that the resumed run makes up for."""
+    options = {"recipe": "tr", "max_steps": 12, "load_best_model_at_end": True, "metric_for_best_model": "eval_score"}
+    options |= {"save_strategy": strategy, "eval_strategy": strategy, "eval_steps": 3}  # three steps an epoch
+    options["callbacks"] = [EarlyStoppingCallback(early_stopping_patience=1)]
+    first = make_trainer(evaluator=Scores(), **options)
+    first.add_callback(StopAt(first, 6))
+    with pytest.raises(SystemExit):
+        first.train()
+    resumed = make_trainer(evaluator=(after := Scores()), **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 6
+    assert after.steps == [6]
 
 
 def streamed(rows):

@@ -113,6 +113,11 @@ class ResumesRuns(AtomicCheckpoints):
         self._position = DataPosition(epoch, offset=batches)
         return epoch, batches
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train for an epoch, unless the evaluation that a resumed run makes up for has ended training."""
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
     def _find_best_checkpoint(self) -> None:
         """Find the best checkpoint beside the one that is resumed: its folder may have been moved or copied."""
         assert self._written is not None
