@@ -577,6 +577,26 @@ def test_a_longer_run_does_not_repeat_an_evaluation(make_trainer):
     assert before.steps + after.steps == [3, 6]
 
 
+def test_an_evaluation_that_is_made_up_for_is_that_of_the_uninterrupted_run(make_trainer, rows):
+    """With the masks of its epoch, and the weights of its step."""
+    terms = [{"objective": "tr"}, {"objective": "tlm", "weight": {"start": 0, "end": 1, "steps": 6}}]
+    recipe = Recipe.from_dict({"name": "r", "terms": terms})
+    options = {"recipe": recipe, "eval_dataset": Dataset.from_list(rows), "eval_strategy": "steps", "eval_steps": 4}
+    whole = make_trainer(**options)  # three steps an epoch
+    whole.train()
+    stopped = make_trainer(folder="stopped", **options)
+    stopped.add_callback(StopAt(stopped, 4))
+    with pytest.raises(SystemExit):
+        stopped.train()
+    resumed = make_trainer(folder="stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    wanted, found = (
+        next(log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log)
+        for trainer in (whole, resumed)
+    )
+    assert found == wanted
+
+
 @pytest.mark.parametrize("strategy", ["steps", "epoch"])
 def test_a_run_that_a_signal_stops_at_its_last_evaluation_has_ended(make_trainer, strategy):
     """Early stopping ends it at the evaluation that the resumed run makes up for."""

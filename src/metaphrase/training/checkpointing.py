@@ -103,6 +103,8 @@ class ResumesRuns(AtomicCheckpoints):
                 is_before_epoch_end and not is_evaluated and self.args.eval_strategy == IntervalStrategy.EPOCH
             )
             self._find_best_checkpoint()
+            self.data_collator.set_epoch(manifest["epoch"])  # an evaluation may precede the first step
+            self.alignment_loss.step = max(self.state.global_step - 1, 0)
             stopped_early = manifest["ended"] and not self.args.allow_changes
             if stopped_early or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
