@@ -14,6 +14,7 @@ from metaphrase.training.planning import (
     batch_size_for,
     encoding_seconds,
     faster_precision,
+    free_memory,
     make_plan,
     step_seconds,
 )
@@ -62,6 +63,15 @@ def test_the_plan_fits_into_memory():
     large = make_plan(**{**PLAN, "cuda": True})
     assert not large.freeze_word_embeddings
     assert make_plan(**{**PLAN, "cuda": True, "memory": 3e9}).freeze_word_embeddings
+
+
+@pytest.mark.parametrize("facts", ["MemFree: 10 kB\nMemAvailable:   2048 kB\n", "MemFree: 10 kB\n", None])
+def test_the_page_cache_is_free_memory(tmp_path, monkeypatch, facts):
+    if facts is not None:
+        (tmp_path / "meminfo").write_text(facts)
+    monkeypatch.setattr(planning, "MEMORY_FACTS", tmp_path / "meminfo")
+    monkeypatch.setattr(planning.os, "sysconf", {"SC_AVPHYS_PAGES": 5, "SC_PAGE_SIZE": 1000}.get)
+    assert free_memory() == (2048 * 1024 if "Available" in str(facts) else 5000)
 
 
 def test_small_corpora_have_small_batches():
