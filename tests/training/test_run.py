@@ -184,9 +184,13 @@ def test_the_temperature_is_logged_once(execute, monkeypatch, caplog):
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
 def test_the_precision_is_chosen_and_kept_when_a_run_resumes(execute, monkeypatch, tmp_path, faster):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setattr(run_module, "faster_precision", lambda *a, **k: (faster, 1.0))
-    settings = {"bf16": None, "recipe": "tr", "test": [], "save_steps": 2}
+    sizes = []
+    monkeypatch.setattr(
+        run_module, "faster_precision", lambda *a, **k: sizes.append(k["micro_batch_size"]) or (faster, 1.0)
+    )
+    settings = {"bf16": None, "recipe": "tr", "test": [], "save_steps": 2, "micro_batch_size": 4}
     assert execute(**settings).facts["bf16"] is (faster == torch.bfloat16)
+    assert sizes == [4]
     monkeypatch.setattr(run_module, "faster_precision", lambda *a, **k: pytest.fail("it was timed again"))
     resumed = execute(**settings, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     assert resumed.facts["bf16"] is (faster == torch.bfloat16)

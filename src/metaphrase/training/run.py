@@ -334,6 +334,7 @@ class TrainingRun:
             size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
             config = self.config
             settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "max_length": config.max_length}
+            settings["micro_batch_size"] = config.micro_batch_size
             dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings, seed=config.seed)
             arguments.bf16 = from_first_process(dtype == torch.bfloat16)
         if arguments.bf16:
