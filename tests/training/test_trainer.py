@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -575,6 +575,26 @@ def test_a_longer_run_does_not_repeat_an_evaluation(make_trainer):
     resumed = make_trainer(evaluator=(after := Scores()), max_steps=6, **options)
     resumed.train(resume_from_checkpoint=str(Path(first.args.output_dir) / "checkpoint-3"))
     assert before.steps + after.steps == [3, 6]
+
+
+def test_a_checkpoint_after_a_late_signal_is_written_to_the_held_folder_of_the_trial(make_trainer, monkeypatch):
+    class Late(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            trainer._shutdown.received = signal.SIGTERM
+
+    @contextmanager
+    def hold():
+        events.append("held")
+        yield
+        events.append("released")
+
+    trial = pytest.importorskip("optuna").trial.FixedTrial({})
+    trainer, events = make_trainer("tr", max_steps=1, save_strategy="no", callbacks=[Late()]), []
+    monkeypatch.setattr(trainer, "hold_output_folder", hold)
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda model, trial: events.append(trial))
+    with pytest.raises(SystemExit):
+        trainer.train(trial=trial)
+    assert events == ["held", trial, "released"]
 
 
 def test_an_evaluation_that_is_made_up_for_is_that_of_the_uninterrupted_run(make_trainer, rows):
