@@ -462,6 +462,8 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         make_trainer(neftune_noise_alpha=5.0)
     with pytest.raises(UsageError, match="label_smoothing_factor does not apply"):
         make_trainer(label_smoothing_factor=0.1)
+    with pytest.raises(UsageError, match="auto_find_batch_size does not apply"):
+        make_trainer(auto_find_batch_size=True)
     with pytest.raises(
         UsageError, match="train_sampling_strategy does not apply to alignment, but is 'group_by_length'"
     ):

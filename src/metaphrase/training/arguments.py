@@ -34,6 +34,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "train_sampling_strategy": "random",
     "include_num_input_tokens_seen": "no",
     "router_mapping": {},
+    "auto_find_batch_size": False,
 }
 
 #: Trackers of transformers whose availability cannot be determined.
