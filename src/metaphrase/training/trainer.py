@@ -244,10 +244,9 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
                 self._save_checkpoint(self.model, trial)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
         if self.state.global_step == 0 < self.state.max_steps:
-            processes = f" in each of {self.args.world_size} processes" if self.args.world_size > 1 else ""
             raise CorpusError(
                 f"The data have too few different pairs for a step of {self.args.gradient_accumulation_steps} × "
-                f"{self.args.train_batch_size}{processes}, so nothing was trained. Lower --gradient_accumulation_steps or "
+                f"{self.args.train_batch_size * self.args.world_size}, so nothing was trained. Lower --gradient_accumulation_steps or "
                 "--per_device_train_batch_size."
             )
         self._steps.check_progress(self.state.global_step)
