@@ -472,6 +472,17 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         make_trainer(batch_sampler="group_by_label")
 
 
+@pytest.mark.parametrize("kind", ["fsdp", "deepspeed", "ACCELERATE_USE_FSDP"])
+def test_divided_weights_are_refused(tmp_path, monkeypatch, kind):
+    args = AlignmentTrainingArguments(str(tmp_path), use_cpu=True)
+    if kind.isupper():
+        monkeypatch.setenv(kind, "true")
+    else:
+        monkeypatch.setattr(args, kind, True)
+    with pytest.raises(UsageError, match="FSDP and DeepSpeed divide the weights"):
+        check_arguments(args, {})
+
+
 def test_a_loss_of_another_encoder_is_refused(tiny_encoder):
     """It would be trained in place of the model, which would not change."""
     loss = AlignmentLoss(copy.deepcopy(tiny_encoder), Recipe.load("tr"))

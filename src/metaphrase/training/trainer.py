@@ -238,16 +238,15 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
                 explain_worker_errors(self.args),
             ):
                 result = super().train(checkpoint, *args, **kwargs)
-            if (
-                self._shutdown.signal and self.args.world_size == 1
-            ):  # after the last step, which may have no checkpoint
+            # A signal may have come after the last step, which may have no checkpoint.
+            if self._shutdown.signal and self.args.world_size == 1:
                 self._save_checkpoint(self.model, trial)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
         if self.state.global_step == 0 < self.state.max_steps:
             raise CorpusError(
                 f"The data have too few different pairs for a step of {self.args.gradient_accumulation_steps} × "
-                f"{self.args.train_batch_size * self.args.world_size}, so nothing was trained. Lower --gradient_accumulation_steps or "
-                "--per_device_train_batch_size."
+                f"{self.args.train_batch_size * self.args.world_size}, so nothing was trained. Lower "
+                "--gradient_accumulation_steps or --per_device_train_batch_size."
             )
         self._steps.check_progress(self.state.global_step)
         if isinstance(self.train_dataset, IterableDataset):
