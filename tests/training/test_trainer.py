@@ -624,8 +624,7 @@ def test_an_evaluation_that_is_made_up_for_is_that_of_the_uninterrupted_run(make
     resumed = make_trainer(folder="stopped", **options)
     resumed.train(resume_from_checkpoint=True)
     wanted, found = (
-        next(log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log)
-        for trainer in (whole, resumed)
+        [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log] for trainer in (whole, resumed)
     )
     assert found == wanted
 

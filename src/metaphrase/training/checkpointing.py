@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import IterableDataset
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -150,6 +151,11 @@ class ResumesRuns(AtomicCheckpoints):
         metrics = self._evaluate(None, None, skip_scheduler=True)
         if self._determine_best_metric(metrics=metrics, trial=None):
             self.state.best_model_checkpoint = str(self._written)
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate without a trace in the random states, as a resumed run may restore them after an evaluation."""
+        with torch.random.fork_rng(devices=[]):  # data loaders draw a seed
+            return super()._evaluate(*args, **kwargs)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         try:
