@@ -367,10 +367,10 @@ class TrainingRun:
             logger.info("Corpus:\n%s", self.corpus.report)
             size, processes = arguments.train_batch_size * arguments.world_size, arguments.world_size
             if len(dataset) < size:
-                batch = f"a batch of {size}" + (f" over {processes} processes" if processes > 1 else "")
+                over = f" over {processes} processes" if processes > 1 else ""
                 raise CorpusError(
-                    f"The corpus has {counted(len(dataset), 'pair')}, fewer than {batch}. Add pairs, or lower "
-                    "--per_device_train_batch_size."
+                    f"The corpus has {counted(len(dataset), 'pair')}, fewer than a batch of {size}{over}. Add pairs, or "
+                    "lower --per_device_train_batch_size."
                 )
         evaluators: list[BaseEvaluator] = []
         if self.dev:
