@@ -19,6 +19,7 @@ from metaphrase.cli import main
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.training.planning import step_seconds
 from metaphrase.training.results import RunResult
 from metaphrase.training.run import TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
@@ -195,6 +196,18 @@ def command(tiny_encoder_dir, small_data, tmp_path, monkeypatch):
     corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
     command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw"]
     return [*command, "--output_dir", str(tmp_path / "out")]
+
+
+def test_a_recipe_of_words_aligns_the_pairs_once(command, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "step_seconds", step_seconds)
+    assert main([*command, "--recipe", "wacse", "--replay", "0"]) == 0
+    assert len(trained) == 1
+    (kept,) = (tmp_path / "out").glob("alignment-*.parquet")
+    written = kept.stat().st_mtime_ns
+    assert main([*command, "--recipe", "wacse", "--replay", "0"]) == 0
+    assert (
+        [kept.stat().st_mtime_ns] == [one.stat().st_mtime_ns for one in kept.parent.glob("alignment-*")] == [written]
+    )
 
 
 def with_corpus(command, corpus):

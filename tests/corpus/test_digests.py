@@ -2,6 +2,7 @@ import pytest
 from datasets import Dataset, IterableDataset, concatenate_datasets, load_dataset
 
 from metaphrase.corpus import load_corpus
+from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.digests import check_stream, data_digest, stream_digest
 
 ROWS = [
@@ -48,7 +49,7 @@ def test_every_change_gives_another(changed):
 
 def test_a_stream_is_known_by_its_files(bitext_path, tmp_path):
     def digest(folder, **options):
-        return stream_digest(load_corpus(str(folder), streaming=True, **options).dataset.shuffle(buffer_size=10))
+        return stream_digest(load_corpus(str(folder), streaming=True, **options).dataset)
 
     for folder in ("one", "other", "more"):
         (tmp_path / folder).mkdir()
@@ -56,9 +57,31 @@ def test_a_stream_is_known_by_its_files(bitext_path, tmp_path):
             (tmp_path / folder / f"{language}-en.tsv").write_bytes(bitext_path.read_bytes())
     with (tmp_path / "more" / "sw-en.tsv").open("a", encoding="utf-8") as lines:
         lines.write("x\ty\n")
-    assert digest(tmp_path / "one") == digest(tmp_path / "other", temperature=0.5)
-    assert len({digest(tmp_path / "one"), digest(tmp_path / "more"), digest(tmp_path / "one", languages=["de"])}) == 3
+    assert digest(tmp_path / "one") == digest(tmp_path / "other")
+    assert digest(tmp_path / "one") != digest(tmp_path / "more")
     assert stream_digest(IterableDataset.from_generator(lambda: iter([]))) is None
+
+
+def test_a_stream_is_known_by_what_selects_and_orders_its_rows(bitext_path, tmp_path):
+    for language in ("de", "sw"):
+        (tmp_path / f"{language}-en.tsv").write_bytes(bitext_path.read_bytes())
+
+    def digests(shuffled=11, **options):
+        stream = load_corpus(str(tmp_path), **{"streaming": True, **options}).dataset
+        return stream_digest(stream), stream_digest(stream.shuffle(seed=shuffled, buffer_size=10))
+
+    changes = [
+        {},
+        {"languages": ["de"]},
+        {"temperature": 0.5},
+        {"seed": 5},
+        {"limit": 7},
+        {"cleaning": Cleaning(identical=True)},
+    ]
+    plain, shuffled = zip(*[digests(**change) for change in changes], strict=True)
+    assert (plain, shuffled) == tuple(zip(*[digests(**change) for change in changes], strict=True))
+    assert len({*plain, *shuffled}) == 2 * len(changes) - 1  # a seed for shuffling replaces that of the mixture
+    assert digests()[1] != digests(shuffled=12)[1]
 
 
 def test_an_edit_of_the_same_length_makes_another_stream(tmp_path):

@@ -93,6 +93,7 @@ def test_a_signal_by_epochs_writes_one_checkpoint(run, result, undisturbed, tmp_
         # In a step that is to be evaluated: that is made up for.
         (6, {2: 3.0, 4: 2.0, 6: 1.0}),
         (6, {2: 1.0, 4: 2.0, 6: 3.0}),
+        (8, {2: 3.0, 4: 2.0}),  # that is made up for, and ends the run
     ],
 )
 def test_what_came_after_the_best_checkpoint_stays(run, result, monkeypatch, tmp_path, fault, step, scores):

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset, IterableDataset
 
 from metaphrase.checkpoints.folders import newest, verify
-from metaphrase.exceptions import WorkerError
+from metaphrase.exceptions import CheckpointError, WorkerError
 from metaphrase.training.resuming import ResumableCollator
 from tests.conftest import mostly_slow
 from tests.faults.conftest import digest
@@ -90,6 +90,14 @@ def test_a_stream_read_by_a_worker_goes_on_too(make_trainer, stream, tmp_path, f
     resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-4")
     assert digest(resumed) == digest(whole)
     fault("A4", "stream resumed, read by a worker process", tried=1, survived=1)
+
+
+def test_a_stream_is_not_resumed_with_another_number_of_workers(make_trainer, stream, tmp_path):
+    """More workers than the stream has parts read it like one per part."""
+    make_trainer("whole", dataset=stream, max_steps=1, save_steps=1).train()
+    checkpoint = tmp_path / "whole" / "checkpoint-1"
+    with pytest.raises(CheckpointError, match=r"dataloader_num_workers \(null → 1\)"):
+        make_trainer("again", dataset=stream, dataloader_num_workers=2).verify_checkpoint(checkpoint)
 
 
 def test_batches_that_are_passed_over_are_not_made(make_trainer, stream, tmp_path, monkeypatch):

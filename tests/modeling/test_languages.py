@@ -6,6 +6,7 @@ from transformers import DistilBertConfig, DistilBertModel, ElectraConfig, Elect
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.retrieval import RetrievalEvaluator, evaluate_retrieval, find_translations
+from metaphrase.exceptions import UsageError
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.languages import (
@@ -45,6 +46,12 @@ def encoder(request):
 def sets(bitext):
     pairs = [(row["source"], row["target"]) for row in bitext]
     return {"de": ParallelSet("de", *map(tuple, zip(*pairs, strict=True)))}
+
+
+def test_codes_of_languages_with_scripts_differ():
+    assert torch.tensor([language_code("zho_Hans")]) != torch.tensor([language_code("zho_Hant")])
+    with pytest.raises(UsageError, match=r"'zh-Hant-TW' is too long\. .* such as zh-Hant\."):
+        language_code("zh-Hant-TW")
 
 
 class TestEmbedding:

@@ -64,6 +64,14 @@ def test_matches_loop_with_back_translations(make_loss, encodings_of, noisy, mod
     assert_same_loss(loss.objectives[NAME](encodings), slow, leaves_of(encodings))
 
 
+def test_sentences_are_gathered_once(make_loss, encodings_of, noisy, monkeypatch):
+    loss = make_loss(NAME, back_translation="all")
+    calls = []
+    monkeypatch.setattr("metaphrase.objectives.base.gather_with_gradient", lambda one: calls.append(1) or one)
+    loss.objectives[NAME](encodings_of(loss, noisy))
+    assert len(calls) == 4
+
+
 def test_numbers_by_hand(make_loss, encodings_of, bitext):
     loss = make_loss(NAME, back_translation="none")
     encodings = encodings_of(loss, bitext[:4])

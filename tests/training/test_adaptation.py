@@ -5,7 +5,7 @@ import pytest
 from metaphrase.cli.options import parse
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.exceptions import RecipeError, UsageError
-from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
+from metaphrase.training.adaptation import Adaptation, AdaptationConfig, recipe_content, verdict_in_words
 from metaphrase.training.planning import Plan
 from metaphrase.training.recipe import Recipe, Term
 from metaphrase.training.results import RunResult
@@ -113,6 +113,23 @@ def test_a_recipe_that_learns_a_vector_for_each_language_is_refused(tmp_path):
     config = AdaptationConfig(["x.tsv"], ["sw"], recipe="wacse-language", output_dir=str(tmp_path / "out"))
     with pytest.raises(UsageError, match=r"Recipe wacse-language learns .* Train it with `metaphrase train`"):
         Adaptation(config)
+
+
+def test_a_recipe_that_reads_more_than_a_bitext_is_refused(tmp_path):
+    config = AdaptationConfig(["x.tsv"], ["sw"], recipe="amber", output_dir=str(tmp_path / "out"))
+    with pytest.raises(UsageError, match=r"Recipe amber reads monolingual, which .* Train it with `metaphrase train`"):
+        Adaptation(config)
+
+
+@pytest.mark.parametrize(
+    ("args", "vocabulary"),
+    [({}, "english"), ({"vocabulary": "untied"}, "untied"), ({"direction": "both"}, "tied")],
+)
+def test_the_vocabulary_is_that_of_the_corpus_unless_the_recipe_sets_it(tmp_path, args, vocabulary):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(json.dumps({"name": "mine", "terms": [{"objective": "rtl", "args": args}]}))
+    content = recipe_content(AdaptationConfig(["x.tsv"], ["sw"], recipe=str(recipe)))
+    assert Recipe.from_dict(content).objectives()["rtl"].vocabulary == vocabulary
 
 
 def test_a_recipe_is_passed_by_name(tmp_path):

@@ -76,6 +76,12 @@ def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev,
         assert (find_projection(model) is not None) == bool(directions)
 
 
+def test_a_merge_with_an_encoder_in_half_precision_is_in_float32(start, trained, tmp_path):
+    load_encoder(start, device="cpu").half().save_pretrained(str(start))
+    finished = finish(trained, RunConfig(model=str(start), merge=0.5, output_dir=str(tmp_path)), pooling="cls", dev={})
+    assert {weight.dtype for weight in finished.encoder.parameters()} == {torch.float32}
+
+
 def language(code: str, number: int) -> ParallelSet:
     return ParallelSet(code, *(tuple(f"{text} {at}" for at in range(number)) for text in ("hund", "dog")))
 

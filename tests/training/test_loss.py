@@ -199,3 +199,9 @@ def test_other_models_and_recipes_are_refused(tiny_encoder, tokenizer):
             AlignmentLoss(model, Recipe.load("tr"))
     with pytest.raises(UsageError, match=r"requires a Recipe, but got a str. Load one with Recipe.load"):
         AlignmentLoss(tiny_encoder, "dap")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_encoder_in_half_precision_is_trained_in_float32(tiny_encoder, dtype):
+    loss = AlignmentLoss(tiny_encoder.to(dtype), small(Recipe.load("dap")), max_length=24)
+    assert {weight.dtype for weight in loss.parameters()} == {torch.float32}

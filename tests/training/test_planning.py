@@ -14,22 +14,27 @@ from metaphrase.training.planning import (
     batch_size_for,
     encoding_seconds,
     faster_precision,
+    fit_memory,
+    free_memory,
     make_plan,
     step_seconds,
 )
 from metaphrase.training.recipe import Recipe
 
-PLAN = {
-    "pairs": 4000,
-    "replayed": 4000,
-    "step": (torch.float32, 2.0),
-    "measuring_seconds": 90.0,
-    "minutes": 20.0,
+MACHINE = {
     "memory": 20e9,
     "parameters": 118_000_000,
     "table": 96_000_000,
     "row_bytes": 32 * 384 * 12 * 4 * 34.0,
     "cuda": False,
+}
+PLAN = {
+    "pairs": 4000,
+    "replayed": 4000,
+    "fit": fit_memory(64, **MACHINE),
+    "step": (torch.float32, 2.0),
+    "measuring_seconds": 90.0,
+    "minutes": 20.0,
 }
 
 
@@ -54,14 +59,51 @@ def test_the_plan_ends_in_time():
 
 
 def test_the_plan_fits_into_memory():
-    tight = make_plan(**{**PLAN, "memory": 1.5e9})
+    def plan(**changes):
+        return make_plan(**{**PLAN, "fit": fit_memory(64, **{**MACHINE, **changes})})
+
+    tight = plan(memory=1.5e9)
     assert 4 <= tight.micro_batch_size < 128
-    held = 4 * PLAN["parameters"] + 12 * (PLAN["parameters"] - PLAN["table"])
-    assert held + tight.micro_batch_size * PLAN["row_bytes"] <= 1.5e9
+    held = 4 * MACHINE["parameters"] + 12 * (MACHINE["parameters"] - MACHINE["table"])
+    assert held + tight.micro_batch_size * MACHINE["row_bytes"] <= 1.5e9
     assert any("1.5 GB" in reason for reason in tight.reasons)
-    large = make_plan(**{**PLAN, "cuda": True})
-    assert not large.freeze_word_embeddings
-    assert make_plan(**{**PLAN, "cuda": True, "memory": 3e9}).freeze_word_embeddings
+    assert not plan(cuda=True).freeze_word_embeddings
+    assert plan(cuda=True, memory=3e9).freeze_word_embeddings
+
+
+@pytest.mark.parametrize(("max_length", "rows"), [(16, 8), (32, 4)])
+def test_the_trial_step_has_the_memory_of_the_plan(tiny_encoder, bitext_path, monkeypatch, max_length, rows):
+    """The sentences of a recipe that is twice as long take twice the memory."""
+    losses, build = [], planning.build_loss
+    monkeypatch.setattr(planning, "build_loss", lambda *a, **k: losses.append(build(*a, **k)) or losses[-1])
+    config = tiny_encoder[0].auto_model.config
+    weights = tiny_encoder[0].auto_model.state_dict()
+    table = weights["embeddings.word_embeddings.weight"].numel()
+    held = 16 * sum(weight.numel() for weight in weights.values() if weight.is_floating_point()) - 12 * table
+    row = 16 * config.hidden_size * config.num_hidden_layers * 4 * 34
+    monkeypatch.setattr(planning, "free_memory", lambda: held + 2 * 8.5 * row)
+    plan = planning.plan_run(
+        tiny_encoder,
+        replace(Recipe.load("tr"), max_length=max_length),
+        load_corpus(bitext_path, languages=["de"]),
+        pairs=24,
+        minutes=1,
+        seed=0,
+        dev={},
+        tests={},
+        further=[(["hund"], 1)],
+    )
+    assert [plan.micro_batch_size, *(loss.micro_batch_size for loss in losses)] == [rows] * (1 + len(losses))
+    assert losses
+
+
+@pytest.mark.parametrize("facts", ["MemFree: 10 kB\nMemAvailable:   2048 kB\n", "MemFree: 10 kB\n", None])
+def test_the_page_cache_is_free_memory(tmp_path, monkeypatch, facts):
+    if facts is not None:
+        (tmp_path / "meminfo").write_text(facts)
+    monkeypatch.setattr(planning, "MEMORY_FACTS", tmp_path / "meminfo")
+    monkeypatch.setattr(planning.os, "sysconf", {"SC_AVPHYS_PAGES": 5, "SC_PAGE_SIZE": 1000}.get)
+    assert free_memory() == (2048 * 1024 if "Available" in str(facts) else 5000)
 
 
 def test_small_corpora_have_small_batches():

@@ -17,7 +17,7 @@ from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
-from metaphrase.exceptions import CheckpointError, MetaphraseError, RecipeError, UsageError
+from metaphrase.exceptions import CheckpointError, CorpusError, MetaphraseError, RecipeError, UsageError
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.modeling import frozen as frozen_module
 from metaphrase.publishing.provenance import PACKAGED
@@ -184,9 +184,13 @@ def test_the_temperature_is_logged_once(execute, monkeypatch, caplog):
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
 def test_the_precision_is_chosen_and_kept_when_a_run_resumes(execute, monkeypatch, tmp_path, faster):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setattr(run_module, "faster_precision", lambda *a, **k: (faster, 1.0))
-    settings = {"bf16": None, "recipe": "tr", "test": [], "save_steps": 2}
+    sizes = []
+    monkeypatch.setattr(
+        run_module, "faster_precision", lambda *a, **k: sizes.append(k["micro_batch_size"]) or (faster, 1.0)
+    )
+    settings = {"bf16": None, "recipe": "tr", "test": [], "save_steps": 2, "micro_batch_size": 4}
     assert execute(**settings).facts["bf16"] is (faster == torch.bfloat16)
+    assert sizes == [4]
     monkeypatch.setattr(run_module, "faster_precision", lambda *a, **k: pytest.fail("it was timed again"))
     resumed = execute(**settings, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     assert resumed.facts["bf16"] is (faster == torch.bfloat16)
@@ -433,6 +437,16 @@ def test_a_run_without_a_step_is_refused(execute, steps, tmp_path):
     with pytest.raises(UsageError, match=next(iter(steps))):
         execute(recipe="tr", **steps)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_batch_of_all_processes_needs_pairs(settings, tmp_path, monkeypatch):
+    run = TrainingRun(RunConfig(**settings | {"per_device_train_batch_size": 16, "output_dir": str(tmp_path)}))
+    run.load_encoder()
+    run.load_corpus()
+    run.build_loss()
+    monkeypatch.setattr(type(run.arguments), "world_size", 2)
+    with pytest.raises(CorpusError, match="24 pairs, fewer than a batch of 32 over 2 processes"):
+        run.build_trainer()
 
 
 def test_a_vocabulary_that_no_objective_has_is_reported(caplog):

@@ -73,6 +73,15 @@ def test_a_last_small_batch_can_be_dropped(sampler_of):
     assert len(sampler_of(pairs(), drop_last=True)) == 8
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_pair_is_in_one_batch_at_most_if_many_share_a_side(sampler_of, drop_last):
+    rows = [{**row, "target": f"en {min(at % 9, 4)}"} for at, row in enumerate(pairs())]
+    batches = list(sampler_of(Dataset.from_list(rows), drop_last=drop_last))
+    counts = Counter(row for batch in batches for row in batch)
+    assert set(counts.values()) == {1}
+    assert drop_last or len(counts) == len(rows)
+
+
 def test_an_epoch_depends_on_seed_and_number_only(sampler_of):
     data = pairs()
     one, again, other = (list(sampler_of(data, epoch=epoch)) for epoch in (3, 3, 4))

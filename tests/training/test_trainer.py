@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.base.evaluation import BaseEvaluator
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from metaphrase.encoders.adapters import add_lora
 from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
@@ -41,7 +41,15 @@ def rows(full_bitext):
 @pytest.fixture
 def make_trainer(tiny_encoder, tmp_path, rows):
     def make(
-        recipe="dap", *, dataset=None, folder="run", eval_dataset=None, evaluator=None, lora_rank=None, **options
+        recipe="dap",
+        *,
+        dataset=None,
+        folder="run",
+        eval_dataset=None,
+        evaluator=None,
+        callbacks=(),
+        lora_rank=None,
+        **options,
     ):
         torch.manual_seed(7)
         loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
@@ -72,6 +80,7 @@ def make_trainer(tiny_encoder, tmp_path, rows):
             loss=loss,
             eval_dataset=eval_dataset,
             evaluator=evaluator,
+            callbacks=list(callbacks),
         )
 
     return make
@@ -453,12 +462,25 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         make_trainer(neftune_noise_alpha=5.0)
     with pytest.raises(UsageError, match="label_smoothing_factor does not apply"):
         make_trainer(label_smoothing_factor=0.1)
+    with pytest.raises(UsageError, match="auto_find_batch_size does not apply"):
+        make_trainer(auto_find_batch_size=True)
     with pytest.raises(
         UsageError, match="train_sampling_strategy does not apply to alignment, but is 'group_by_length'"
     ):
         make_trainer(train_sampling_strategy="group_by_length")
     with pytest.raises(UsageError, match="no labels to group batches by"):
         make_trainer(batch_sampler="group_by_label")
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "deepspeed", "ACCELERATE_USE_FSDP"])
+def test_divided_weights_are_refused(tmp_path, monkeypatch, kind):
+    args = AlignmentTrainingArguments(str(tmp_path), use_cpu=True)
+    if kind.isupper():
+        monkeypatch.setenv(kind, "true")
+    else:
+        monkeypatch.setattr(args, kind, True)
+    with pytest.raises(UsageError, match="FSDP and DeepSpeed divide the weights"):
+        check_arguments(args, {})
 
 
 def test_a_loss_of_another_encoder_is_refused(tiny_encoder):
@@ -566,6 +588,61 @@ def test_a_longer_run_does_not_repeat_an_evaluation(make_trainer):
     resumed = make_trainer(evaluator=(after := Scores()), max_steps=6, **options)
     resumed.train(resume_from_checkpoint=str(Path(first.args.output_dir) / "checkpoint-3"))
     assert before.steps + after.steps == [3, 6]
+
+
+def test_a_checkpoint_after_a_late_signal_is_written_to_the_held_folder_of_the_trial(make_trainer, monkeypatch):
+    class Late(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            trainer._shutdown.received = signal.SIGTERM
+
+    @contextmanager
+    def hold():
+        events.append("held")
+        yield
+        events.append("released")
+
+    trial = pytest.importorskip("optuna").trial.FixedTrial({})
+    trainer, events = make_trainer("tr", max_steps=1, save_strategy="no", callbacks=[Late()]), []
+    monkeypatch.setattr(trainer, "hold_output_folder", hold)
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda model, trial: events.append(trial))
+    with pytest.raises(SystemExit):
+        trainer.train(trial=trial)
+    assert events == ["held", trial, "released"]
+
+
+def test_an_evaluation_that_is_made_up_for_is_that_of_the_uninterrupted_run(make_trainer, rows):
+    """With the masks of its epoch, and the weights of its step."""
+    terms = [{"objective": "tr"}, {"objective": "tlm", "weight": {"start": 0, "end": 1, "steps": 6}}]
+    recipe = Recipe.from_dict({"name": "r", "terms": terms})
+    options = {"recipe": recipe, "eval_dataset": Dataset.from_list(rows), "eval_strategy": "steps", "eval_steps": 4}
+    whole = make_trainer(**options)  # three steps an epoch
+    whole.train()
+    stopped = make_trainer(folder="stopped", **options)
+    stopped.add_callback(StopAt(stopped, 4))
+    with pytest.raises(SystemExit):
+        stopped.train()
+    resumed = make_trainer(folder="stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    wanted, found = (
+        [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log] for trainer in (whole, resumed)
+    )
+    assert found == wanted
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_a_run_that_a_signal_stops_at_its_last_evaluation_has_ended(make_trainer, strategy):
+    """Early stopping ends it at the evaluation that the resumed run makes up for."""
+    options = {"recipe": "tr", "max_steps": 12, "load_best_model_at_end": True, "metric_for_best_model": "eval_score"}
+    options |= {"save_strategy": strategy, "eval_strategy": strategy, "eval_steps": 3}  # three steps an epoch
+    options["callbacks"] = [EarlyStoppingCallback(early_stopping_patience=1)]
+    first = make_trainer(evaluator=Scores(), **options)
+    first.add_callback(StopAt(first, 6))
+    with pytest.raises(SystemExit):
+        first.train()
+    resumed = make_trainer(evaluator=(after := Scores()), **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 6
+    assert after.steps == [6]
 
 
 def streamed(rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import xxhash
 from datasets import Dataset, IterableDataset
 
 from metaphrase.corpus.files import BitextFile
+from metaphrase.corpus.selection import Selection
 
 #: Rows hashed at a time.
 ROWS = 100_000
@@ -56,12 +58,23 @@ def _add(digest: Any, array: Any) -> None:
 
 
 def stream_digest(dataset: IterableDataset) -> str | None:
-    """Compute a digest of the names and content of the files of a stream from `load_corpus`; None for another stream."""
+    """Compute a digest of a stream from `load_corpus`; None for another stream.
+
+    It covers the names and content of the files, and which rows are read in which order.
+    """
+    iterable = dataset._ex_iterable  # noqa: SLF001 - `datasets` has no public accessor
     files = [
-        [file.name if not file.paths else "", file.revision, [path.name for path in file.paths], file.sha256]
-        for file in _files(dataset._ex_iterable)  # noqa: SLF001 - `datasets` has no public accessor
+        [
+            file.name if not file.paths else "",
+            file.revision,
+            [path.name for path in file.paths],
+            file.sha256,
+            file.columns,
+        ]
+        for file in _files(iterable)
     ]
-    return xxhash.xxh3_64_hexdigest(json.dumps(files, default=str).encode()) if files else None
+    content = json.dumps([files, list(_order(iterable))], default=str)
+    return xxhash.xxh3_64_hexdigest(content.encode()) if files else None
 
 
 def check_stream(dataset: IterableDataset) -> None:
@@ -72,8 +85,26 @@ def check_stream(dataset: IterableDataset) -> None:
 
 
 def _files(iterable: Any) -> Iterator[BitextFile]:
-    given = (getattr(iterable, "kwargs", None) or {}).get("files", ())
-    yield from (file for file in given if isinstance(file, BitextFile))
+    for one in _nested(iterable):
+        given = (getattr(one, "kwargs", None) or {}).get("files", ())
+        yield from (file for file in given if isinstance(file, BitextFile))
+
+
+def _order(iterable: Any) -> Iterator[Any]:
+    """What selects, mixes and shuffles the rows of a stream."""
+    for one in _nested(iterable):
+        selection = (getattr(one, "kwargs", None) or {}).get("selection")
+        if isinstance(selection, Selection):
+            cleaning = selection.cleaning and replace(selection.cleaning, tokenizer=None)
+            yield [repr(replace(selection, cleaning=cleaning, languages=frozenset())), sorted(selection.languages)]
+        if isinstance(generator := getattr(one, "generator", None), np.random.Generator):
+            settings = ("probabilities", "stopping_strategy", "buffer_size")
+            yield [generator.bit_generator.state, *(getattr(one, name, None) for name in settings)]
+
+
+def _nested(iterable: Any) -> Iterator[Any]:
+    """An iterable of `datasets`, and those that it reads."""
+    yield iterable
     for inner in (getattr(iterable, "ex_iterable", None), *(getattr(iterable, "ex_iterables", None) or ())):
         if inner is not None:
-            yield from _files(inner)
+            yield from _nested(inner)

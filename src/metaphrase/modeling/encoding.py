@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from metaphrase.encoders.positions import first_position
 from metaphrase.exceptions import UsageError
 from metaphrase.modeling.attention import observed
 from metaphrase.modeling.languages import LanguageEmbedding
-from metaphrase.modeling.packing import first_position
 
 #: Features of a view that the encoder reads; the others are for the objectives.
 ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "visible")

@@ -11,15 +11,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from metaphrase.encoders.adapters import shared_copy
+from metaphrase.exceptions import UsageError
 
 
 def language_code(language: str) -> int:
-    """Encode a language code as an integer, to store it in a tensor.
+    """Encode a language code of up to eight characters as an integer, to store it in a tensor.
 
     >>> language_code("en") == int.from_bytes(b"en")
     True
     """
-    return int.from_bytes(language.encode()[:7])
+    number = int.from_bytes(language.encode())
+    if number.bit_length() > 63:
+        raise UsageError(
+            f"The language code {language!r} is too long. Use a code of ISO 639, with a script where it matters, such as "
+            "zh-Hant."
+        )
+    return number
 
 
 class LanguageEmbedding(nn.Module):
@@ -55,7 +62,7 @@ class LanguageEmbedding(nn.Module):
                     "A language embedding requires the language of every text, but some rows have none. Fill the columns "
                     "'source_lang' and 'target_lang' (on the command line: --languages, or files named like sw-en.tsv)."
                 )
-            unknown = {int(c).to_bytes(7).lstrip(b"\0").decode() for c in code[self.codes[row] != code].unique()}
+            unknown = {int(c).to_bytes(8).lstrip(b"\0").decode() for c in code[self.codes[row] != code].unique()}
             raise ValueError(
                 f"The language embedding covers {', '.join(self.languages)}, but not "
                 f"{', '.join(map(repr, sorted(unknown)))}. Pass `languages` of the whole corpus to AlignmentLoss."

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoders.pooler import remove_pooler
-from metaphrase.encoders.positions import reads_positions
+from metaphrase.encoders.positions import first_position, reads_positions
 from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
-from metaphrase.modeling.packing import ATTENTION, can_pack, first_position, token_states
+from metaphrase.modeling.packing import ATTENTION, can_pack, token_states
 from metaphrase.modeling.views import UNSCORED, Examples, Generators, View
 from metaphrase.objectives.base import (
     Granularity,

@@ -121,10 +121,9 @@ class SentenceContrast(Objective):
                 embeddings.append(torch.where((row_b >= 0)[:, None], noisy_nh[row_b.clamp(min=0)], embeddings[0]))
         if self.back_translation in ("auto", "sample"):
             sides = {side: embeddings[1:] for side, embeddings in sides.items()}
-        losses = [self._contrast(*pair) for pair in product(sides["source"], sides["target"])]
+        sources, targets = (map(self.gathered, sides[side]) for side in ("source", "target"))  # of all processes
+        losses = [
+            translation_ranking(*pair, temperature=float(self.temperature), direction="symmetric")
+            for pair in product(sources, targets)
+        ]
         return torch.stack(losses).sum()
-
-    def _contrast(self, source_bh: Tensor, target_bh: Tensor) -> Tensor:
-        """Loss of one combination, both directions; every process ranks the pairs of all processes."""
-        source_bh, target_bh = self.gathered(source_bh), self.gathered(target_bh)
-        return translation_ranking(source_bh, target_bh, temperature=float(self.temperature), direction="symmetric")

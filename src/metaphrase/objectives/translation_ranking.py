@@ -201,10 +201,10 @@ class TranslationRanking(Objective):
         directions = ("source_to_target", "target_to_source") if self.direction == "symmetric" else (self.direction,)
         losses = []
         for query, candidates in (direction.split("_to_") for direction in directions):
-            pool_ph, excluded_bp = pools[candidates], self._excluded(encodings, query, candidates, offset)
+            pool_ph, excluded_bp = pools[candidates], self._excluded(encodings, query, candidates)
             positive_bp = self._positives(encodings, candidates) if self.shares_targets else None
             if self.own_side:
-                own_bp = self._excluded(encodings, query, query, offset)
+                own_bp = self._excluded(encodings, query, query)
                 own_bp.diagonal(offset).fill_(True)
                 pool_ph, excluded_bp = torch.cat([pool_ph, pools[query]]), torch.cat([excluded_bp, own_bp], dim=1)
                 if positive_bp is not None:
@@ -232,7 +232,7 @@ class TranslationRanking(Objective):
     def _project(self, embedding_bh: Tensor) -> Tensor:
         return embedding_bh if self.head is None else self.head(embedding_bh)
 
-    def _excluded(self, encodings: Mapping[str, Encoding], query: str, candidates: str, offset: int) -> Tensor:
+    def _excluded(self, encodings: Mapping[str, Encoding], query: str, candidates: str) -> Tensor:
         """Mask of the candidates that leave the denominator, shape ``(batch, pool)``.
 
         They share a side with the ranked pair (``mask_duplicates``), or the original encoder finds them more similar to the

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -44,6 +44,7 @@ from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
 from metaphrase.training.checks import check_directions, check_guards
 from metaphrase.training.configuration import RunConfig, flags_of
+from metaphrase.training.corpora import with_links
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import encoded_texts
 from metaphrase.training.planning import EVALUATIONS, PATIENCE, Plan, count_prompts, plan_run
@@ -175,8 +176,8 @@ class Adaptation:
 
     Raises:
         UsageError: A number is out of range, or is to be chosen without data, there are several processes, the recipe learns
-            a vector for each language, the output folder is the encoder's or holds files that this library did not write, or
-            the corpus or the recipe is in the folder of the run's own data.
+            a vector for each language or reads more than a bitext, the output folder is the encoder's or holds files that
+            this library did not write, or the corpus or the recipe is in the folder of the run's own data.
     """
 
     def __init__(
@@ -205,6 +206,11 @@ class Adaptation:
             raise UsageError(
                 f"Recipe {config.recipe} learns an input vector for each language, so its encoder is neither merged nor "
                 "compared on other languages. Train it with `metaphrase train`."
+            )
+        if others := sorted(recipe.columns - {"alignment"}):
+            raise UsageError(
+                f"Recipe {config.recipe} reads {', '.join(others)}, which an adaptation does not provide. Train it with "
+                "`metaphrase train`."
             )
         inside = [item for item in config.corpus if Path(item).resolve().is_relative_to(self.data.resolve())]
         if inside:
@@ -247,8 +253,8 @@ class Adaptation:
             CorpusError: The checks found errors, or there are too few pairs.
         """
         splits, replayed = self._split()
-        with tempfile.TemporaryDirectory() as data:
-            return self._plan(splits, replayed, *self._load(Path(data), splits, replayed))
+        with tempfile.TemporaryDirectory() as folder:
+            return self._plan(splits, replayed, *self._load(Path(folder) / "data", splits, replayed))
 
     def _split(self) -> tuple[Splits, Replayed]:
         """The pairs for training and measuring, and the pairs of other languages."""
@@ -268,19 +274,25 @@ class Adaptation:
         return splits, replayed
 
     def _load(self, data: Path, splits: Splits, replayed: Replayed) -> tuple[Path, Inputs]:
-        """Write recipe and pairs to a folder, and load the encoder. Returns the recipe's path and the inputs of a run."""
+        """Write recipe and pairs to a folder, and load the encoder. Returns the recipe's path and the inputs of a run.
+
+        Word links are added to the pairs if the recipe reads them; they are stored beside the folder.
+        """
         folders = write_data(data, splits, replayed)
-        recipe = write_json(data / RECIPE, recipe_content(self.config))  # JSON is YAML, and writes floats exactly
+        path = write_json(data / RECIPE, recipe_content(self.config))  # JSON is YAML, and writes floats exactly
+        recipe, corpus = Recipe.load(path), load_corpus(folders["training"])
+        if "alignment" in recipe.columns:
+            corpus = replace(corpus, dataset=with_links(corpus.dataset, recipe, data.parent))
         inputs = Inputs(
-            encoder=load_encoder(self.config.model, default_pooling=Recipe.load(recipe).pooling),
-            corpus=load_corpus(folders["training"]),
+            encoder=load_encoder(self.config.model, default_pooling=recipe.pooling),
+            corpus=corpus,
             dev=load_parallel_folder(folders["dev"], languages=list(splits), split="dev"),
             tests={
                 HELD_OUT: load_parallel_folder(folders[HELD_OUT], languages=list(splits), split="test"),
                 RETENTION: retention_sets(self.config.retention_languages, splits, replayed),
             },
         )
-        return recipe, inputs
+        return path, inputs
 
     def _plan(self, splits: Splits, replayed: Replayed, recipe: Path, inputs: Inputs) -> Plan:
         """Plan the run and log the plan."""
@@ -430,11 +442,16 @@ def retention_sets(
 
 
 def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
-    """The recipe of a run, with the chosen anchor. Vocabularies are limited to the corpus, which saves memory."""
+    """The recipe of a run, with the chosen anchor.
+
+    Unless the recipe sets it, the vocabulary of an objective that predicts English is that of the corpus, which saves
+    memory.
+    """
     content = Recipe.load(config.recipe).to_dict()
     for term in content["terms"]:
-        if term["objective"] == "rtl":
-            term["args"] = {**term.get("args", {}), "vocabulary": "english"}
+        args = term.get("args", {})
+        if term["objective"] == "rtl" and args.get("direction", "source_to_target") == "source_to_target":
+            term["args"] = {"vocabulary": "english", **args}
     if config.anchor is not None:
         anchors = [term for term in content["terms"] if term["objective"] == "anchor"]
         content["terms"] = [term for term in content["terms"] if term not in anchors]

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 import torch
+from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
@@ -34,8 +35,11 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "train_sampling_strategy": "random",
     "include_num_input_tokens_seen": "no",
     "router_mapping": {},
+    "auto_find_batch_size": False,
 }
 
+#: Kinds of distributed training that divide the weights, as in the environment that `accelerate launch` sets.
+DIVIDING = ("FSDP", "DEEPSPEED")
 #: Trackers of transformers whose availability cannot be determined.
 UNVERIFIABLE_TRACKERS = ("azure_ml", "flyte")
 
@@ -145,6 +149,11 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         raise UsageError(
             f"{args.n_gpu} GPUs are visible to one process. Start one process per GPU with torchrun, or select one with "
             "CUDA_VISIBLE_DEVICES=0."
+        )
+    if args.fsdp or args.deepspeed or any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in DIVIDING):
+        raise UsageError(
+            "FSDP and DeepSpeed divide the weights among processes, but the objectives and the clipping of their gradients "
+            "require all weights in every process. Omit these options: torchrun starts one process per GPU."
         )
     if args.prompts:
         raise UsageError("Alignment trains without prompts. Remove `prompts` from the training arguments.")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import IterableDataset
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -103,6 +104,8 @@ class ResumesRuns(AtomicCheckpoints):
                 is_before_epoch_end and not is_evaluated and self.args.eval_strategy == IntervalStrategy.EPOCH
             )
             self._find_best_checkpoint()
+            self.data_collator.set_epoch(manifest["epoch"])  # an evaluation may precede the first step
+            self.alignment_loss.step = max(self.state.global_step - 1, 0)
             stopped_early = manifest["ended"] and not self.args.allow_changes
             if stopped_early or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
@@ -112,6 +115,11 @@ class ResumesRuns(AtomicCheckpoints):
                 epoch, batches = manifest["epoch"], manifest["batches"]
         self._position = DataPosition(epoch, offset=batches)
         return epoch, batches
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train for an epoch, unless the evaluation that a resumed run makes up for has ended training."""
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
 
     def _find_best_checkpoint(self) -> None:
         """Find the best checkpoint beside the one that is resumed: its folder may have been moved or copied."""
@@ -143,6 +151,11 @@ class ResumesRuns(AtomicCheckpoints):
         metrics = self._evaluate(None, None, skip_scheduler=True)
         if self._determine_best_metric(metrics=metrics, trial=None):
             self.state.best_model_checkpoint = str(self._written)
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate without a trace in the random states, as a resumed run may restore them after an evaluation."""
+        with torch.random.fork_rng(devices=[]):  # data loaders draw a seed
+            return super()._evaluate(*args, **kwargs)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         try:

@@ -84,7 +84,9 @@ def read_bitext(config: RunConfig, model: SentenceTransformer, arguments: Traini
 def with_columns(corpus: Corpus, recipe: Recipe, config: RunConfig, arguments: TrainingArguments) -> Corpus:
     """Add the columns that a recipe reads: word links, and monolingual text if it is configured."""
     if "alignment" in recipe.columns:
-        corpus = replace(corpus, dataset=with_links(corpus.dataset, recipe, arguments))
+        with arguments.main_process_first(local=False, desc="word alignment"):
+            dataset = with_links(corpus.dataset, recipe, Path(str(arguments.output_dir)))
+        corpus = replace(corpus, dataset=dataset)
     if config.monolingual:
         texts = load_monolingual(config.monolingual)
         logger.info("Monolingual text: %d texts, %g for each pair.", len(texts), config.monolingual_ratio)
@@ -93,7 +95,7 @@ def with_columns(corpus: Corpus, recipe: Recipe, config: RunConfig, arguments: T
     return corpus
 
 
-def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> Any:
+def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
     """Add word links to a corpus that has none; they are computed once for an output folder.
 
     Word objectives use the links that both directions find, phrase objectives the links of grow-diag-final-and.
@@ -113,26 +115,25 @@ def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> An
     read = ("source", "target", "source_lang", "target_lang", "alignment", "segmenter")
     for row in dataset:
         digest.update("\t".join(row.get(name) or "" for name in read).encode())
-    path = Path(str(arguments.output_dir)) / f"alignment-{digest.hexdigest()}.parquet"
-    with arguments.main_process_first(local=False, desc="word alignment"):
-        if not path.is_file():
-            logger.info(
-                "The recipe requires word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
-                "directions, combined by %s. For other links, run `metaphrase align` first.",
-                len(dataset),
-                heuristic,
-            )
-            aligned, report = add_alignment(dataset, "fast_align", heuristic=heuristic)
-            facts = report.total.facts()
-            logger.info(
-                "Aligned %.0f pairs per second; %.0f %% of the source words and %.0f %% of the target words are linked.",
-                report.pairs_per_second,
-                100 * facts["share_source_linked"],
-                100 * facts["share_target_linked"],
-            )
-            names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
-            with replacing(path) as partial:
-                aligned.select_columns(names).to_parquet(partial)
+    path = output / f"alignment-{digest.hexdigest()}.parquet"
+    if not path.is_file():
+        logger.info(
+            "The recipe requires word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
+            "directions, combined by %s. For other links, run `metaphrase align` first.",
+            len(dataset),
+            heuristic,
+        )
+        aligned, report = add_alignment(dataset, "fast_align", heuristic=heuristic)
+        facts = report.total.facts()
+        logger.info(
+            "Aligned %.0f pairs per second; %.0f %% of the source words and %.0f %% of the target words are linked.",
+            report.pairs_per_second,
+            100 * facts["share_source_linked"],
+            100 * facts["share_target_linked"],
+        )
+        names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
+        with replacing(path) as partial:
+            aligned.select_columns(names).to_parquet(partial)
     links = Dataset.from_parquet(str(path))
     others = dataset.remove_columns([name for name in links.column_names if name in dataset.column_names])
     return concatenate_datasets([others, links], axis=1)

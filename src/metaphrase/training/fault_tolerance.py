@@ -309,6 +309,7 @@ def explain_worker_errors(args: AlignmentTrainingArguments) -> Iterator[None]:
         if not str(error).startswith("DataLoader worker"):
             raise
         raise WorkerError(
-            f"{error} The usual cause is memory: lower --dataloader_num_workers (0 reads in the training process). "
+            f"{error} The usual cause is memory: lower --dataloader_num_workers (0 reads in the training process). For a "
+            "stream, which other workers read in another order, also pass --allow_changes to resume. "
             f"{last_good(args.output_dir)}"
         ) from error

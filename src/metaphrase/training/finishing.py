@@ -155,6 +155,7 @@ def finish(
     texts = parallel_texts() if config.debias else {}
     if config.merge is not None or config.debias == "auto":
         start = load_encoder(config.model, pooling=config.pooling, default_pooling=pooling, device=str(model.device))
+        start = start.to(model.dtype)  # a model in half precision is trained in float32
         start.max_seq_length = model.max_seq_length
     if config.merge is not None:
         vector = TaskVector.between(start, shared_copy(model))

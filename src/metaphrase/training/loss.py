@@ -34,7 +34,8 @@ class AlignmentLoss(nn.Module):
     """The weighted objectives of a recipe over one encoding of each view.
 
     Args:
-        model: The encoder to train.
+        model: The encoder to train. If its weights are in half precision, they are converted to float32, as small updates
+            would be rounded away.
         recipe: The objectives and their weights.
         max_length: Maximum number of pieces per sentence; None uses the recipe's.
         english_ids: Sorted ids of the English subset vocabulary, for heads that use one (see
@@ -75,6 +76,8 @@ class AlignmentLoss(nn.Module):
                 f"AlignmentLoss requires a Recipe, but got a {type(recipe).__name__}. Load one with Recipe.load(name), or "
                 "build one with Recipe.from_dict(content)."
             )
+        if any(weight.dtype in (torch.float16, torch.bfloat16) for weight in model.parameters()):
+            model.float()
         self.model = model
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length

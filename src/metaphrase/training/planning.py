@@ -7,9 +7,10 @@ import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ EVALUATIONS, PATIENCE = 8, 3
 TRIAL_PAIRS = 64
 #: Number of texts whose encoding is timed.
 TIMED_TEXTS = 64
+#: File in which Linux reports its memory, in units of 1024 bytes.
+MEMORY_FACTS = Path("/proc/meminfo")
 #: Free memory assumed if the system does not report it, in bytes.
 UNKNOWN_MEMORY = 8e9
 
@@ -101,26 +104,34 @@ def plan_run(
     # Test sets are measured after training and, with each prompt, before it.
     groups: list[tuple[Sequence[str], int]] = [(texts_of(dev), EVALUATIONS), *further]
     groups += [(texts_of(sets), 1 + count_prompts(model)) for sets in tests.values()]
-    return make_plan(
-        pairs=pairs,
-        replayed=rows - pairs,
-        step=faster_precision(model, recipe, corpus, size, freeze=not cuda, seed=seed),
-        measuring_seconds=encoding_seconds(model, groups, seed=seed),
-        minutes=minutes,
+    fit = fit_memory(
+        batch_size_for(rows),
         memory=memory,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
         table=encoder.get_input_embeddings().weight.numel(),
         # 34 numbers per state (Korthikanti et al. 2022)
-        row_bytes=32 * config.hidden_size * config.num_hidden_layers * 4 * 34.0,
+        row_bytes=recipe.max_length * config.hidden_size * config.num_hidden_layers * 4 * 34.0,
         cuda=cuda,
+    )
+    settings: dict[str, Any] = {"freeze": fit.freeze_word_embeddings, "micro_batch_size": fit.micro_batch_size}
+    return make_plan(
+        pairs=pairs,
+        replayed=rows - pairs,
+        fit=fit,
+        step=faster_precision(model, recipe, corpus, size, **settings, seed=seed),
+        measuring_seconds=encoding_seconds(model, groups, seed=seed),
+        minutes=minutes,
     )
 
 
 def free_memory() -> float:
-    """Free memory in bytes."""
+    """Free memory in bytes; the page cache, which the system gives up for programs, counts as free."""
+    with suppress(OSError, StopIteration):  # systems other than Linux have no such file
+        lines = MEMORY_FACTS.read_text(encoding="utf-8").splitlines()
+        return 1024.0 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError):  # not available on systems other than Linux
+    except (ValueError, OSError):
         return UNKNOWN_MEMORY
 
 
@@ -146,6 +157,7 @@ def step_seconds(
     freeze: bool,
     seed: int,
     max_length: int | None = None,
+    micro_batch_size: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> float:
     """Time the forward and backward pass of a step, after a warm-up step; 5 % are added for the optimiser.
@@ -158,6 +170,7 @@ def step_seconds(
         if freeze:
             freeze_word_embeddings(model)
         loss = build_loss(model, recipe, corpus, max_length=max_length).to(model.device).train()
+        loss.micro_batch_size = micro_batch_size
         collate = ParallelCollator(model.tokenizer, loss.views, seed=seed)
         rows = corpus.dataset.shuffle(seed=seed)
         seconds = 0.0
@@ -224,26 +237,27 @@ def batch_size_for(pairs: int) -> int:
     return 64 if pairs >= 4000 else 32 if pairs >= 1000 else 16
 
 
-def make_plan(
-    *,
-    pairs: int,
-    replayed: int,
-    step: tuple[torch.dtype, float],
-    measuring_seconds: float,
-    minutes: float,
-    memory: float,
-    parameters: int,
-    table: int,
-    row_bytes: float,
-    cuda: bool,
-) -> Plan:
-    """Choose settings by data, time and memory (in bytes).
+@dataclass(frozen=True)
+class Fit:
+    """Settings with which a step fits into memory.
 
-    ``step`` is the result of `faster_precision`, ``table`` the number of parameters of the word embeddings, ``row_bytes``
-    the size of the activations of a sentence.
+    Attributes:
+        freeze_word_embeddings: Whether the word embeddings are frozen.
+        micro_batch_size: Rows encoded at a time; None encodes the whole batch.
+        reasons: Reasons for the settings, one line each.
     """
-    batch = batch_size_for(pairs + replayed)
-    reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs"]
+
+    freeze_word_embeddings: bool
+    micro_batch_size: int | None
+    reasons: tuple[str, ...]
+
+
+def fit_memory(batch: int, *, memory: float, parameters: int, table: int, row_bytes: float, cuda: bool) -> Fit:
+    """Choose settings by memory (in bytes).
+
+    ``table`` is the number of parameters of the word embeddings, ``row_bytes`` the size of the activations of a sentence.
+    """
+    reasons = []
     whole = 16 * parameters  # weights, gradients, two moments
     freeze = not cuda or whole > 0.5 * memory
     if freeze:
@@ -259,6 +273,15 @@ def make_plan(
     micro = None if rows >= 2 * batch else max(rows, 4)
     if micro is not None:
         reasons.append(f"{micro} rows are encoded at a time, for {memory / 1e9:.1f} GB of free memory")
+    return Fit(freeze, micro, tuple(reasons))
+
+
+def make_plan(
+    *, pairs: int, replayed: int, fit: Fit, step: tuple[torch.dtype, float], measuring_seconds: float, minutes: float
+) -> Plan:
+    """Choose settings by data, time and memory. ``step`` is the result of `faster_precision`."""
+    batch = batch_size_for(pairs + replayed)
+    reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs", *fit.reasons]
     wanted = max(EPOCHS * (pairs + replayed) // batch, 1)
     dtype, seconds_per_step = step
     if dtype == torch.bfloat16:
@@ -276,4 +299,5 @@ def make_plan(
         f"about {training + measuring:.0f} minutes: {training:.0f} for training, {measuring:.0f} for measurements"
     )
     minutes_of = round(training, 2), round(measuring, 2)
-    return Plan(batch, micro, steps, evaluate, freeze, dtype == torch.bfloat16, 5e-5, *minutes_of, tuple(reasons))
+    frozen, bf16 = fit.freeze_word_embeddings, dtype == torch.bfloat16
+    return Plan(batch, fit.micro_batch_size, steps, evaluate, frozen, bf16, 5e-5, *minutes_of, tuple(reasons))

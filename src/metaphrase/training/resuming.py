@@ -80,6 +80,8 @@ class RunFacts:
             facts["multi_dataset_batch_sampler"] = self._args.multi_dataset_batch_sampler
         if all(isinstance(part, Dataset) for part in parts.values()):
             facts["pairs"] = sum(map(len, parts.values()))
+        if isinstance(dataset, IterableDataset) and self._args.dataloader_num_workers:
+            facts["dataloader_num_workers"] = min(self._args.dataloader_num_workers, dataset.num_shards)
         if (digest := self._corpus_digest(dataset)) is not None:
             facts["corpus"] = digest
         return dict(json.loads(json.dumps(facts)))

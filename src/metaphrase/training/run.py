@@ -334,6 +334,7 @@ class TrainingRun:
             size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
             config = self.config
             settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "max_length": config.max_length}
+            settings["micro_batch_size"] = config.micro_batch_size
             dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings, seed=config.seed)
             arguments.bf16 = from_first_process(dtype == torch.bfloat16)
         if arguments.bf16:
@@ -364,10 +365,12 @@ class TrainingRun:
             arguments.batch_sampler = BatchSamplers.BATCH_SAMPLER
         else:
             logger.info("Corpus:\n%s", self.corpus.report)
-            if len(dataset) < arguments.train_batch_size:
+            size, processes = arguments.train_batch_size * arguments.world_size, arguments.world_size
+            if len(dataset) < size:
+                over = f" over {processes} processes" if processes > 1 else ""
                 raise CorpusError(
-                    f"The corpus has {counted(len(dataset), 'pair')}, fewer than a batch of {arguments.train_batch_size}. "
-                    "Add pairs, or lower --per_device_train_batch_size."
+                    f"The corpus has {counted(len(dataset), 'pair')}, fewer than a batch of {size}{over}. Add pairs, or "
+                    "lower --per_device_train_batch_size."
                 )
         evaluators: list[BaseEvaluator] = []
         if self.dev:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -102,12 +103,10 @@ class LanguageBatchSampler(DefaultBatchSampler):
         batches = [self._batches(rows, sampler) for rows, sampler in self._parts]
         left = np.ones(self._rows, dtype=bool)
         for turn in turns.tolist():
-            if (batch := next(batches[turn], None)) is not None:
-                left[batch] = False
-                yield batch
+            yield from _new(islice(batches[turn], 1), left)
         if left.any():
             rows = left.nonzero()[0].tolist()
-            yield from self._batches(rows, self._part(rows, drop=self.drop_last))
+            yield from _new(self._batches(rows, self._part(rows, drop=self.drop_last)), left)
 
     def _batches(self, rows: Sequence[int], sampler: Any) -> Iterator[list[int]]:
         """The batches of a part, as rows of the whole."""
@@ -115,6 +114,14 @@ class LanguageBatchSampler(DefaultBatchSampler):
             sampler.set_epoch(self.epoch)
         for batch in sampler:
             yield [rows[at] for at in batch]
+
+
+def _new(batches: Iterable[list[int]], left: np.ndarray) -> Iterator[list[int]]:
+    """The batches of rows that are left, without those that a sampler draws again to reach its length."""
+    for batch in batches:
+        if left[batch].all():
+            left[batch] = False
+            yield batch
 
 
 class SharedTargetBatchSampler(DefaultBatchSampler):

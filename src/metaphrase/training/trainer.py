@@ -219,31 +219,34 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
             UsageError: No parameter is trained.
             SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
         """
-        with ExitStack() as stack:
-            if not any(parameter.requires_grad for parameter in self.alignment_loss.parameters()):
-                raise UsageError(
-                    "All parameters of the encoder are frozen and the objectives have none, so there is nothing to train. "
-                    "Set requires_grad of some parameters to True."
-                )
-            stack.enter_context(self.hold_output_folder())
+        if not any(parameter.requires_grad for parameter in self.alignment_loss.parameters()):
+            raise UsageError(
+                "All parameters of the encoder are frozen and the objectives have none, so there is nothing to train. "
+                "Set requires_grad of some parameters to True."
+            )
+        trial = kwargs.get("trial", args[0] if args else None)
+        with self.hold_output_folder():
             if self.model_init is not None:
-                self.begin_trial(kwargs.get("trial", args[0] if args else None))
+                self.begin_trial(trial)
             checkpoint = self.verify_checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None
             self._verified = None
             self.tidy_output_folder()
             broadcast_weights(self.alignment_loss.heads)
-            stack.enter_context(self._shutdown.handle_signals(repeat_after=float(self.args.world_size > 1)))
-            stack.enter_context(packed(self.model, enabled=self.args.packing))
-            stack.enter_context(explain_worker_errors(self.args))
-            result = super().train(checkpoint, *args, **kwargs)
-        if self._shutdown.signal and self.args.world_size == 1:  # after the last step, which may have no checkpoint
-            self._save_checkpoint(self.model, None)
+            with (
+                self._shutdown.handle_signals(repeat_after=float(self.args.world_size > 1)),
+                packed(self.model, enabled=self.args.packing),
+                explain_worker_errors(self.args),
+            ):
+                result = super().train(checkpoint, *args, **kwargs)
+            # A signal may have come after the last step, which may have no checkpoint.
+            if self._shutdown.signal and self.args.world_size == 1:
+                self._save_checkpoint(self.model, trial)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
         if self.state.global_step == 0 < self.state.max_steps:
             raise CorpusError(
                 f"The data have too few different pairs for a step of {self.args.gradient_accumulation_steps} × "
-                f"{self.args.train_batch_size}, so nothing was trained. Lower --gradient_accumulation_steps or "
-                "--per_device_train_batch_size."
+                f"{self.args.train_batch_size * self.args.world_size}, so nothing was trained. Lower "
+                "--gradient_accumulation_steps or --per_device_train_batch_size."
             )
         self._steps.check_progress(self.state.global_step)
         if isinstance(self.train_dataset, IterableDataset):

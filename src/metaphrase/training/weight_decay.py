@@ -80,7 +80,7 @@ def decay_toward_start(model: SentenceTransformer, args: AlignmentTrainingArgume
     """The weight decay of ``weight_decay_toward: start``; None for the optimiser's own, toward zero.
 
     Raises:
-        UsageError: The model has an adapter, there is no weight decay, or the weights are divided among processes.
+        UsageError: The model has an adapter, or there is no weight decay.
     """
     if args.weight_decay_toward == "zero":
         return None
@@ -93,10 +93,5 @@ def decay_toward_start(model: SentenceTransformer, args: AlignmentTrainingArgume
         raise UsageError(
             "weight_decay_toward 'start' has no effect without weight decay. Set weight_decay above 0, or omit "
             "weight_decay_toward."
-        )
-    if args.fsdp or args.deepspeed:
-        raise UsageError(
-            "weight_decay_toward 'start' requires all weights in every process, but FSDP and DeepSpeed divide them. Omit one "
-            "of these options."
         )
     return DecayTowardStart(model)

@@ -3,8 +3,10 @@ import json
 import os
 import shutil
 import signal
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, TrainerState
 
-from metaphrase.checkpoints.folders import checkpoint_folders, publish, verify
+from metaphrase.checkpoints.folders import checkpoint_folders, publish, tidy, verify
 from metaphrase.corpus.code_switching import NLI
 from metaphrase.evaluation.measures import ChunkF1
 from metaphrase.evaluation.significance import RESAMPLES, percentile_interval
@@ -105,6 +107,24 @@ def test_nothing_goes_for_a_checkpoint_that_does_not_verify(saved, tmp_path, cap
     ]
     taken = last_checkpoint(tmp_path)
     fault("A6", "a checkpoint of fine-tuning damaged", tried=1, survived=taken == tmp_path / "checkpoint-8")
+
+
+@pytest.mark.usefixtures("saved")
+def test_other_processes_wait_until_the_first_has_recovered_a_checkpoint(tmp_path):
+    (tmp_path / "_partial").mkdir()
+    (tmp_path / "checkpoint-12").rename(tmp_path / "_partial" / "checkpoint-12")
+
+    @contextmanager
+    def after_the_first(**_):
+        tidy(tmp_path)
+        yield
+
+    args = SimpleNamespace(output_dir=str(tmp_path), process_index=1, main_process_first=after_the_first)
+    resumed = []
+    FineTuner.train_or_resume(
+        SimpleNamespace(args=args, train=lambda resume_from_checkpoint: resumed.append(resume_from_checkpoint))
+    )
+    assert resumed == [str(tmp_path / "checkpoint-12")]
 
 
 @pytest.mark.parametrize("when", ["before", "behind"])

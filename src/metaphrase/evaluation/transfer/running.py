@@ -257,8 +257,9 @@ class FineTuner(AtomicCheckpoints):
     def train_or_resume(self) -> None:
         """Train, from the last checkpoint in the output folder if there is one."""
         folder = Path(str(self.args.output_dir))
-        if self.args.process_index == 0:
-            tidy(folder)
+        with self.args.main_process_first(local=False, desc="choice of a checkpoint"):
+            if self.args.process_index == 0:
+                tidy(folder)
         resumed = last_checkpoint(folder)
         logger.info("%s: %s.", folder, f"resuming from {resumed.name}" if resumed else "training")
         self.train(resume_from_checkpoint=str(resumed) if resumed else None)
