@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
 from metaphrase.encoders.loading import find_folder, load_encoder
-from metaphrase.exceptions import CheckpointError, HubError, UsageError
+from metaphrase.exceptions import CheckpointError, HubError, ModelFileError, UsageError
 from metaphrase.publishing import export
 from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.export import ExportOptions, check_destination, drafted, prepare_export
 from metaphrase.publishing.hub import push
+from metaphrase.publishing.provenance import stated
+from metaphrase.publishing.pulling import PullOptions, pull
 from tests.conftest import BITEXT
 from tests.faults.children import Child
 
@@ -96,6 +99,28 @@ def test_prompts_recipe_and_licence_go_along(tiny_encoder, tmp_path):
     assert (out / "LICENSE").read_text() == "Be kind.\n"
     assert (out / "README.md").read_text() == "# A card\n"
     assert np.array_equal(SentenceTransformer(str(out), device="cpu").encode(["sleeps"]), wanted)
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "NOTICE.md", "recipe.yaml"])
+def test_no_file_outside_of_the_models_folder_is_copied(tiny_encoder, tmp_path, name):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "token").write_text("secret: yes\n")
+    (tmp_path / "source" / name).symlink_to(tmp_path / "token")
+    with (
+        pytest.raises(ModelFileError, match=rf"{name} of .*source is a link to .*token, outside the model's folder"),
+        drafted(tiny_encoder, tmp_path / "out", source=tmp_path / "source"),
+    ):
+        pass
+
+
+def test_no_card_outside_of_the_models_folder_is_copied(tiny_bert_dir, tmp_path):
+    source = shutil.copytree(tiny_bert_dir, tmp_path / "source")
+    (tmp_path / "secret.md").write_text("---\nlicense: mit\n---\n")
+    (source / "README.md").symlink_to(tmp_path / "secret.md")
+    assert stated(str(source), "license") == []
+    with pytest.raises(ModelFileError, match=r"README\.md of .*source is a link to .*secret\.md"):
+        pull(PullOptions(str(source), str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_follows_the_umask(assert_follows_umask, tiny_encoder, tmp_path):

@@ -1362,6 +1362,11 @@ class TestVector:
         assert (
             f"is not a release folder: missing modules.json and config.json. Push {vector}." in capsys.readouterr().err
         )
+        (tmp_path / "token").write_text("hf_secret")
+        (vector.parent / "LICENSE").symlink_to(tmp_path / "token")
+        assert main(["push", str(vector), "--repo", "acme/package"]) == 2
+        assert f"is a link to {tmp_path / 'token'}, outside the model's folder" in capsys.readouterr().err
+        (vector.parent / "LICENSE").unlink()
         (vector.parent / "README.md").write_bytes(b"caf\xe9")
         assert main(["push", str(vector), "--repo", "acme/package"]) == 2
         assert f"{vector.parent / 'README.md'} is not in UTF-8. Save it in UTF-8" in capsys.readouterr().err

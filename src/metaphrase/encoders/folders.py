@@ -239,6 +239,30 @@ def _errors_as(message: str, copy: str | Path) -> Iterator[None]:
         raise ModelFileError(f"{message} ({type(error).__name__}: {reason}).") from error
 
 
+def find_file(name: str, folder: Path, path: str) -> Path | None:
+    """A file of a model's folder, if it exists. It must be readable, and a link must not lead out of the folder."""
+    file = folder / path
+    try:
+        if not file.exists():
+            return None
+        found, root = file.resolve(), folder.resolve()
+        for repository in root.parents:  # of the Hub's cache, which links to files of the cache
+            if repository.name.startswith("models--") and (repository / "snapshots").is_dir():
+                root = repository.parent
+        if not found.is_relative_to(root):
+            raise ModelFileError(
+                f"{path} of {name} is a link to {found}, outside the model's folder. Copy the file into the folder."
+            )
+        if not found.is_file():
+            raise ModelFileError(f"{path} of {name} must be a file.")
+        with found.open("rb"):
+            return found
+    except MetaphraseError:
+        raise
+    except OSError as error:
+        raise ModelFileError(f"{path} of {name} cannot be read: {error.strerror}.") from error
+
+
 @dataclass(frozen=True)
 class _Files:
     """Reads the files of a model's folder, and writes or links them into its copy."""
@@ -248,27 +272,8 @@ class _Files:
     copy: Path
 
     def find(self, path: str) -> Path | None:
-        """The file, if it exists, is readable, and lies in the folder."""
-        file = self.folder / path
-        try:
-            if not file.exists():
-                return None
-            found, root = file.resolve(), self.folder.resolve()
-            for repository in root.parents:  # of the Hub's cache, which links to files of the cache
-                if repository.name.startswith("models--") and (repository / "snapshots").is_dir():
-                    root = repository.parent
-            if not found.is_relative_to(root):
-                raise ModelFileError(
-                    f"{path} of {self.name} is a link to {found}, outside the model's folder. Copy the file into the folder."
-                )
-            if not found.is_file():
-                raise ModelFileError(f"{path} of {self.name} must be a file.")
-            with found.open("rb"):
-                return found
-        except MetaphraseError:
-            raise
-        except OSError as error:
-            raise ModelFileError(f"{path} of {self.name} cannot be read: {error.strerror}.") from error
+        """The file, if it exists; see `find_file`."""
+        return find_file(self.name, self.folder, path)
 
     def read(self, path: str, kind: type = dict) -> Any:
         """The content of a JSON file; None if there is no such file."""

@@ -69,6 +69,11 @@ def installed_model(name: str) -> InstalledModel | None:
     return InstalledModel(name, found, folder)
 
 
+def is_installed(folder: Path) -> bool:
+    """Whether a folder is that of an installed model's files."""
+    return any(folder == _package_folder(entry.module) for entry in installed_models().values())
+
+
 def _package_folder(module: str) -> Path | None:
     """The folder of a package, also of one in another package, whose code is not run."""
     outer, *inner = module.split(".")

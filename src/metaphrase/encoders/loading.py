@@ -31,8 +31,23 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
-from metaphrase.encoders.folders import CONFIG, MODULES_FILE, VECTOR_FILE, is_local, open_model, read_modules
-from metaphrase.encoders.installed import check_files, check_merged, installed_model, is_packaged, suggestion
+from metaphrase.encoders.folders import (
+    CONFIG,
+    MODULES_FILE,
+    VECTOR_FILE,
+    find_file,
+    is_local,
+    open_model,
+    read_modules,
+)
+from metaphrase.encoders.installed import (
+    check_files,
+    check_merged,
+    installed_model,
+    is_installed,
+    is_packaged,
+    suggestion,
+)
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import HubError, MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
@@ -328,6 +343,17 @@ def model_folder(name: str | None) -> Path | None:
     if not base or is_starter(base) or not (Path(base).is_dir() and is_local(base)) or installed_model(base):
         return None
     return Path(base)
+
+
+def model_file(folder: Path, path: str) -> Path | None:
+    """A file that accompanies a model, such as its licence, if it exists. A link that leads out of the folder is refused.
+
+    An installed model may have such links, because some installers link the files of packages.
+    """
+    file = folder / path
+    if not file.is_file():
+        return None
+    return file if is_installed(folder) else find_file(str(folder), folder, path)
 
 
 def encoder_files(name: str | None) -> list[Path]:

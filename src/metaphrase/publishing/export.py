@@ -27,7 +27,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, model_folder, split_vectors
+from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, model_file, model_folder, split_vectors
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare, languages_in_words
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -246,8 +246,9 @@ def drafted(
         content = json.loads(settings.read_text(encoding="utf-8"))
         content["default_prompt_name"] = model.default_prompt_name
         settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for path in [] if source is None else filter(Path.is_file, (Path(source) / name for name in NOTICES)):
-            shutil.copyfile(path, folder / path.name)
+        for name in NOTICES:
+            if source is not None and (notice := model_file(Path(source), name)) is not None:
+                shutil.copyfile(notice, folder / name)
         yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
 
 
@@ -272,15 +273,15 @@ def _staging(parent: Path) -> Iterator[Path]:
 
 def stored_recipe(folder: Path) -> dict[str, Any] | None:
     """The recipe of a release, if it has one."""
-    path = folder / RECIPE
-    if not path.is_file():
+    path = model_file(folder, RECIPE)
+    if path is None:
         return None
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError, RecursionError):
         recipe = None
     if not isinstance(recipe, dict):
-        logger.warning("%s is not a recipe, so it is not copied.", path)
+        logger.warning("%s is not a recipe, so it is not copied.", folder / RECIPE)
         return None
     return recipe
 

@@ -16,7 +16,7 @@ from huggingface_hub.errors import EntryNotFoundError
 
 from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model
-from metaphrase.encoders.loading import is_starter, split_revision, split_vectors, vector_file
+from metaphrase.encoders.loading import is_starter, model_file, split_revision, split_vectors, vector_file
 from metaphrase.io.files import DEMO
 from metaphrase.merging import TaskVector
 
@@ -111,8 +111,7 @@ def find_card(name: str, *, repo_type: str = "model", revision: str | None = Non
     try:
         installed = installed_model(name) if repo_type == "model" else None
         if installed or (repo_type == "model" and at is None and is_local(place)):
-            card = (installed.folder if installed else Path(place)) / constants.REPOCARD_NAME
-            return card if card.is_file() else None  # a task vector has none
+            return model_file(installed.folder if installed else Path(place), constants.REPOCARD_NAME)
         return Path(hf_hub_download(place, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision or at))
     except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError) as error:
         logger.debug("The card of %s could not be read: %s", name, error)
