@@ -78,7 +78,10 @@ def test_a_draft_that_fails_its_check_is_where_the_message_says(tiny_encoder, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"- a list\n", b"name: [\n", b"name: \xff\n"])
+LAUGHS = b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 30))
+
+
+@pytest.mark.parametrize("content", [b"- a list\n", b"name: [\n", b"name: \xff\n", LAUGHS])
 def test_a_file_that_is_no_recipe_stays_behind(content, tmp_path, caplog):
     (tmp_path / "recipe.yaml").write_bytes(content)
     assert export.stored_recipe(tmp_path) is None

@@ -32,9 +32,9 @@ from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers
 from metaphrase.evaluation.compare import compare, languages_in_words
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
-from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.exceptions import ConfigError, MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import option, plain, read_yaml
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.locks import LOCK, exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_writable
@@ -277,8 +277,8 @@ def stored_recipe(folder: Path) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError, RecursionError):
+        recipe = plain(read_yaml(path))
+    except ConfigError:
         recipe = None
     if not isinstance(recipe, dict):
         logger.warning("%s is not a recipe, so it is not copied.", folder / RECIPE)
