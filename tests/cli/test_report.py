@@ -192,6 +192,16 @@ def test_report_without_a_baseline(finished, data, tmp_path):
     assert not (finished / "report").exists()
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("settings", "pooling"), [({}, "cls"), ({"pooling": "max"}, "max")])
+def test_an_encoder_without_pooling_is_measured_as_it_was_trained(finished, data, tiny_bert_dir, settings, pooling):
+    facts = json.loads((finished / "run.json").read_text(encoding="utf-8"))
+    facts |= {"model": str(tiny_bert_dir), "settings": settings, "recipe": {"name": "dap", "pooling": "cls"}}
+    (finished / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    assert main(["report", str(finished), "--data", str(data), "--resamples", "50"]) == 0
+    assert read(finished / "report")["before"]["mini"]["settings"]["pooling"] == pooling
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_chosen_pairs_and_languages(finished, data):
