@@ -16,9 +16,17 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
-from metaphrase.encoders.loading import encoder_files, find_model, load_encoder, model_folder, origin_of, split_vectors
+from metaphrase.encoders.loading import (
+    encoder_files,
+    find_model,
+    load_encoder,
+    model_folder,
+    origin_of,
+    pooling_of,
+    split_vectors,
+)
 from metaphrase.encoders.prompts import search_prompts
-from metaphrase.exceptions import MetaphraseError, MissingFileError, UsageError
+from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, UsageError
 from metaphrase.merging import TaskVector, interpolate
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
@@ -100,6 +108,28 @@ def test_settings_of_the_tuned_model_are_kept(base, tmp_path):
     for name in (tmp_path / "out", tmp_path / "again", f"{base} + {vector}"):
         merged = load_encoder(name, device="cpu")
         assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
+
+
+def test_a_base_without_pooling_gets_that_of_the_tuned_model(tiny_bert_dir, tmp_path):
+    models = {}
+    for seed, pooling in enumerate(("cls", "max")):
+        model = load_encoder(tiny_bert_dir, pooling=pooling, device="cpu")
+        with torch.no_grad():
+            model[0].auto_model.encoder.layer[0].output.dense.weight += 0.1 * (1 + seed)
+        model.save_pretrained(str(tmp_path / pooling))
+        models[pooling] = model
+    vector, out, again = tmp_path / "v.safetensors", tmp_path / "out", tmp_path / "again"
+    assert command(tiny_bert_dir, tmp_path / "cls", "--alpha", 1, "--vector", vector, "-o", out) == 0
+    assert command(tiny_bert_dir, vector, "-o", again) == 0
+    both = f"{tiny_bert_dir} + {vector}"
+    for name in (out, again, both):
+        assert embeddings(name) == pytest.approx(embeddings(models["cls"]), abs=2e-3)
+    assert pooling_of(load_encoder(both, default_pooling="mean")) == "cls"
+    assert pooling_of(load_encoder(both, pooling="mean")) == "mean"
+    with pytest.raises(ModelError, match="different poolings cannot be added: cls and max"):
+        merge(
+            MergeOptions([str(tiny_bert_dir), str(vector), str(tmp_path / "max")], output_dir=str(tmp_path / "none"))
+        )
 
 
 def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):

@@ -50,11 +50,12 @@ from metaphrase.encoders.installed import (
 )
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
-from metaphrase.exceptions import HubError, MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
+from metaphrase.exceptions import HubError, MetaphraseError, MissingFileError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.hub import download
 from metaphrase.merging import TaskVector, combine
+from metaphrase.merging.pooling import replace_pooling
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,8 @@ def load_encoder(
         check_embeddings(model, name)
     if vectors:
         model = _with_vectors(model, vectors, str(name_or_path), embeddings=pooling is None)
+        if pooling is not None:  # a vector may have its own
+            replace_pooling(model, pooling)
         check_embeddings(model, str(name_or_path))
     if (installed := installed_model(base)) is not None:
         name = str(installed)
@@ -386,17 +389,6 @@ def _accepts_pooling_flag(folder: Path) -> bool:
     return is_pooler_optional(MODEL_MAPPING[type(AutoConfig.from_pretrained(path, local_files_only=True))])
 
 
-def replace_pooling(model: SentenceTransformer, mode: str) -> None:
-    """Replace the pooling of a model in place."""
-    for at, module in enumerate(model):
-        if isinstance(module, Pooling):
-            model[at] = Pooling(module.embedding_dimension, mode)
-            return
-    raise ModelError(
-        f"Pooling {mode!r} was requested, but the model has no pooling module to replace. Omit `pooling`."
-    )
-
-
 def freeze_word_embeddings(model: SentenceTransformer) -> None:
     """Exclude the word embeddings from training: 90 % of the parameters of a small multilingual encoder."""
     model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
@@ -419,6 +411,13 @@ def own_temperature(name: str | None, prompts: Mapping[str, str]) -> float | Non
     """
     is_e5 = _E5.search(name or "") is not None or {"query: ", "passage: "} <= set(prompts.values())
     return 0.01 if is_e5 else None
+
+
+def has_pooling(name: str) -> bool:
+    """Whether an encoder has a pooling of its own; others, such as ``xlm-roberta-base``, get one when they are loaded."""
+    base, files = _parts(name)
+    vectors = (TaskVector.load(vector_file(file) or file) for file in files)
+    return (find_folder(base)[1] / MODULES_FILE).is_file() or any("pooling" in (one.settings or {}) for one in vectors)
 
 
 def pooling_of(model: SentenceTransformer) -> str:

@@ -20,9 +20,11 @@ from metaphrase.encoders.loading import (
     encoder_files,
     find_folder,
     full_name,
+    has_pooling,
     has_vector,
     is_starter,
     load_encoder,
+    pooling_of,
     split_revision,
     split_vectors,
     vector_file,
@@ -47,6 +49,7 @@ from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.merging import TaskVector, combine
+from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
@@ -347,13 +350,23 @@ def _check_choice(options: MergeOptions) -> None:
 
 
 def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
-    """The task vector in a file, or between the base and a tuned model."""
+    """The task vector in a file, or between the base and a tuned model.
+
+    A base that has no pooling of its own gets that of the tuned model, so that they differ in their weights only.
+    """
     if (file := vector_file(name)) is not None:
-        return TaskVector.load(file)
+        vector = TaskVector.load(file)
+        if pooling := (vector.settings or {}).get("pooling"):
+            replace_pooling(base, pooling)
+        return vector
     tuned = load_encoder(name, device=str(base.device))
+    pooling = pooling_of(tuned)
+    is_new = "+" not in pooling and not has_pooling(base_name)
+    if is_new:
+        replace_pooling(base, pooling)
     licenses = dict.fromkeys([*stated(base_name, "license"), *stated(name, "license")])
     part, files = split_vectors(base_name)
-    return TaskVector.between(
+    vector = TaskVector.between(
         base,
         tuned,
         base_name=PLUS.join(map(_public_name, (part, *files))),
@@ -361,6 +374,7 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
         recipe=None if split_vectors(name)[1] else stored_recipe(find_folder(name)[1]),
         license=" AND ".join(licenses) or None,
     )
+    return replace(vector, settings={**(vector.settings or {}), "pooling": pooling}) if is_new else vector
 
 
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
