@@ -104,6 +104,14 @@ def test_prompts_recipe_and_licence_go_along(tiny_encoder, tmp_path):
     assert np.array_equal(SentenceTransformer(str(out), device="cpu").encode(["sleeps"]), wanted)
 
 
+def test_the_release_of_a_language_is_copied(tiny_encoder, tmp_path):
+    """It contains the vector of its language, which is no longer an embedding of its own."""
+    (tmp_path / "sw").mkdir()
+    (tmp_path / "sw" / "recipe.yaml").write_text("name: wacse-language\nlanguage_embedding: true\n")
+    with drafted(tiny_encoder, tmp_path / "out", source=tmp_path / "sw") as draft:
+        assert metadata_load(draft.folder / "README.md")["metaphrase"]["recipe"] == "wacse-language"
+
+
 @pytest.mark.parametrize("name", ["LICENSE", "NOTICE.md", "recipe.yaml"])
 def test_no_file_outside_of_the_models_folder_is_copied(tiny_encoder, tmp_path, name):
     (tmp_path / "source").mkdir()

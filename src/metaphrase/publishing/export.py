@@ -241,7 +241,7 @@ def drafted(
     with _staging(destination.resolve().parent) as folder:
         card = card or AlignmentModelCardData()
         recipe = card.recipe or (None if source is None else stored_recipe(Path(source)))
-        release(model, folder, recipe=recipe, card=card, prompts=model.prompts)
+        release(model, folder, recipe=recipe, card=card, prompts=model.prompts, folded=True)
         settings = folder / "config_sentence_transformers.json"
         content = json.loads(settings.read_text(encoding="utf-8"))
         content["default_prompt_name"] = model.default_prompt_name
