@@ -16,6 +16,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
+from metaphrase.cli.push import write_vector_of_run
 from metaphrase.encoders.loading import (
     encoder_files,
     find_model,
@@ -108,6 +109,14 @@ def test_settings_of_the_tuned_model_are_kept(base, tmp_path):
     for name in (tmp_path / "out", tmp_path / "again", f"{base} + {vector}"):
         merged = load_encoder(name, device="cpu")
         assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
+
+
+def test_the_vector_of_a_run_has_its_prompts(base, sw, tmp_path):
+    """A merge keeps the prompts of the base if the tuned model has none; a run without prompts was measured without."""
+    (sw / "run.json").write_text(json.dumps({"model": str(base)}))
+    run, pushed = load_encoder(sw), load_encoder(f"{base} + {write_vector_of_run(sw, tmp_path, 16)}")
+    assert (pushed.prompts, pushed.default_prompt_name) == (run.prompts, None)
+    assert embeddings(pushed) == pytest.approx(embeddings(run), abs=2e-3)
 
 
 def test_a_base_without_pooling_gets_that_of_the_tuned_model(tiny_bert_dir, tmp_path):

@@ -109,5 +109,5 @@ def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str
             "merge BASE TUNED --vector FILE.safetensors --alpha 1`, and push the file."
         )
     file = str(folder / "task_vector.safetensors")
-    merge(MergeOptions([base, str(run)], alpha=1.0, vector=file, bits=bits))
+    merge(MergeOptions([base, str(run)], alpha=1.0, vector=file, bits=bits), without_prompts=True)
     return file

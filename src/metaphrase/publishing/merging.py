@@ -170,6 +170,7 @@ def merge(
     options: MergeOptions,
     *,
     command: str | None = None,
+    without_prompts: bool = False,
     notify: Callable[[str], None] = lambda message: None,
     begin: Begin = no_progress,
 ) -> Merge:
@@ -178,6 +179,7 @@ def merge(
     Args:
         options: The models, their weight, and what is written.
         command: The command line, for the card.
+        without_prompts: Whether a tuned model that stores no prompts removes those of the base.
         notify: Called with a line about each stage.
         begin: Starts a progress bar: takes a text and a total, and returns a function that advances it.
 
@@ -192,7 +194,7 @@ def merge(
     vectors = []
     for name in tuned:
         notify(f"Loading {name} …")
-        vectors.append(_vector(base, base_name, name))
+        vectors.append(_vector(base, base_name, name, without_prompts=without_prompts))
     if not any(one.differences or one.directions is not None or one.prompts or one.settings for one in vectors):
         raise UsageError(
             f"{' and '.join(tuned)} changed nothing: the weights are those of {base_name}. Name the base first, then models "
@@ -349,7 +351,7 @@ def _check_choice(options: MergeOptions) -> None:
         )
 
 
-def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
+def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_prompts: bool) -> TaskVector:
     """The task vector in a file, or between the base and a tuned model.
 
     A base that has no pooling of its own gets that of the tuned model, so that they differ in their weights only.
@@ -374,6 +376,8 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
         recipe=None if split_vectors(name)[1] else stored_recipe(find_folder(name)[1]),
         license=" AND ".join(licenses) or None,
     )
+    if without_prompts and vector.prompts is None and tuned.prompts != base.prompts:
+        vector = replace(vector, prompts={name: text or "" for name, text in tuned.prompts.items()})
     return replace(vector, settings={**(vector.settings or {}), "pooling": pooling}) if is_new else vector
 
 
