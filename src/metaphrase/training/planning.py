@@ -145,7 +145,6 @@ def step_seconds(
     *,
     freeze: bool,
     seed: int,
-    max_length: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> float:
     """Time the forward and backward pass of a step, after a warm-up step; 5 % are added for the optimiser.
@@ -157,7 +156,7 @@ def step_seconds(
         torch.manual_seed(seed)
         if freeze:
             freeze_word_embeddings(model)
-        loss = build_loss(model, recipe, corpus, max_length=max_length).to(model.device).train()
+        loss = build_loss(model, recipe, corpus).to(model.device).train()
         collate = ParallelCollator(model.tokenizer, loss.views, seed=seed)
         rows = corpus.dataset.shuffle(seed=seed)
         seconds = 0.0

@@ -332,9 +332,8 @@ class TrainingRun:
             arguments.bf16 = trained_in_bfloat16(checkpoint)
         elif self.encoder.device.type == "cpu" and has_bfloat16_instructions():
             size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
-            config = self.config
-            settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "max_length": config.max_length}
-            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings, seed=config.seed)
+            settings: dict[str, Any] = {"freeze": self.config.freeze_word_embeddings, "seed": self.config.seed}
+            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings)
             arguments.bf16 = from_first_process(dtype == torch.bfloat16)
         if arguments.bf16:
             arguments.mixed_precision = "bf16"
@@ -347,7 +346,7 @@ class TrainingRun:
             add_lora(self.encoder, self.config.lora_rank)
         if self.config.keep_adapter and not has_adapter(self.encoder):
             raise UsageError("--keep_adapter requires an adapter: pass --lora_rank as well.")
-        self.loss = build_loss(self.encoder, self.recipe, self.corpus, max_length=self.config.max_length)
+        self.loss = build_loss(self.encoder, self.recipe, self.corpus)
         for term in self.recipe.terms:
             if term.args.get("temperature") == "auto":
                 logger.info("The temperature of %s is %g.", term.name, self.loss.objectives[term.name].temperature)
