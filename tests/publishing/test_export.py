@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 import metaphrase.encoders.starter
 from metaphrase.encoders.loading import find_folder, load_encoder
 from metaphrase.exceptions import CheckpointError, HubError, ModelFileError, UsageError
-from metaphrase.publishing import export
+from metaphrase.publishing import export, provenance
 from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.export import ExportOptions, check_destination, drafted, prepare_export
 from metaphrase.publishing.hub import push
@@ -240,7 +240,8 @@ def test_a_vocabulary_is_not_measured_on_languages_that_it_drops(tiny_encoder_di
 def test_an_installed_model_is_no_base_on_the_hub(tiny_encoder_dir, data, tmp_path, monkeypatch):
     folders = {"my-model": tiny_encoder_dir}
     monkeypatch.setattr(export, "load_encoder", lambda name, **_: load_encoder(folders.get(name, name)))
-    monkeypatch.setattr(export, "find_folder", lambda name: find_folder(folders.get(name, name)))
+    for module in (export, provenance):
+        monkeypatch.setattr(module, "find_folder", lambda name: find_folder(folders.get(name, name)))
     options = ExportOptions("my-model", str(tmp_path / "out"), keep_layers=[0], data=str(data), resamples=50)
     with prepare_export(options) as made:
         made.publish("a command")

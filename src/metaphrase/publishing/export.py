@@ -42,7 +42,7 @@ from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, NOTICES, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
-from metaphrase.publishing.provenance import as_list, find_card, stated
+from metaphrase.publishing.provenance import as_list, find_card, hub_base, stated
 from metaphrase.publishing.release import release
 
 logger = logging.getLogger(__name__)
@@ -415,7 +415,7 @@ def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[
         languages, licenses = (stated(options.model, key) for key in ("language", "license"))
         found = {"language": languages, "license": licenses[0] if len(licenses) == 1 else licenses}
         return {key: one for key, one in found.items() if one}, ""
-    path = find_card(str(source or options.model), revision=model.model_card_data.base_model_revision)
+    path = find_card(str(source or options.model), revision=hub_base(model, options.model)[1])
     if path is None:
         return {}, ""
     content = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -445,7 +445,7 @@ def result_rows(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list
 
 def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, Any]], command: str) -> str:
     """Metadata of the new card: the original card's that still apply, and the new results."""
-    options, known = export.options, export.model.model_card_data
+    options = export.options
     card = AlignmentModelCardData(
         model_name=Path(options.output_dir).name,
         results=results,
@@ -458,8 +458,7 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         card.base_model = starter.HUB_ID
         kept |= {"license": "mit"} if is_starter(options.model) else {}
     elif _source(options.model) is None:
-        card.base_model = known.base_model  # None if the model is installed, or a task vector
-        card.base_model_revision = known.base_model_revision
+        card.base_model, card.base_model_revision = hub_base(export.model, options.model)
     if card.base_model is not None:  # the base model of the original card is not the nearest
         for key in ("base_model", "base_model_relation"):
             kept.pop(key, None)

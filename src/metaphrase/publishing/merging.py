@@ -21,7 +21,6 @@ from metaphrase.encoders.loading import (
     find_folder,
     full_name,
     has_pooling,
-    has_vector,
     is_starter,
     load_encoder,
     pooling_of,
@@ -55,7 +54,7 @@ from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.markdown import cell, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import stated, stated_languages
+from metaphrase.publishing.provenance import hub_base, stated, stated_languages
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -388,17 +387,6 @@ def derived_card(model: SentenceTransformer, name: str, **known: Any) -> Alignme
     card = AlignmentModelCardData(license=license, language=stated(name, "language") or None, **known)
     card.base_model, card.base_model_revision = hub_base(model, name)
     return card
-
-
-def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
-    """The id and the commit of a model that is on the Hub, without task vectors that its name adds."""
-    base = split_vectors(name)[0]
-    if is_starter(base):
-        return HUB_ID, None
-    found, folder = find_folder(base)
-    if has_vector(folder) and folder != Path(found) and installed_model(base) is None:
-        return found, folder.name
-    return model.model_card_data.base_model, model.model_card_data.base_model_revision
 
 
 def _public_name(name: str) -> str:
