@@ -261,6 +261,20 @@ def test_a_vector_of_the_hub_is_the_base_and_gives_its_licence(command, source, 
     assert (metadata["base_model"], metadata["metaphrase"]["base_model_revision"]) == ("acme/vector", of_vector)
 
 
+def test_the_card_of_a_vector_does_not_describe_the_export(command, source, tmp_path):
+    command[1] = str(tmp_path / "vector")
+    (tmp_path / "vector").mkdir()
+    vector_of(source, str(source)).save(tmp_path / "vector" / "task_vector.safetensors")
+    (tmp_path / "vector" / "README.md").write_text(VECTOR_CARD, encoding="utf-8")
+    assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
+    metadata, text = card_of(tmp_path / "out")
+    assert (metadata["license"], metadata["language"], metadata["base_model"]) == ("cc-by-4.0", ["sw"], "acme/tiny")
+    assert metadata["library_name"] == "sentence-transformers"
+    assert "task-vector" not in metadata["tags"]
+    assert "A task vector" not in text
+    assert "Made with `metaphrase export` from vector, without" in text
+
+
 @pytest.mark.parametrize("head", ["license: [mit", "- license"])
 def test_metadata_that_cannot_be_read_are_told(command, source, tmp_path, caplog, head):
     (source / "README.md").write_text(f"---\n{head}\n---\n\n# My model\n\nIts own words.\n", encoding="utf-8")

@@ -27,7 +27,17 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, model_file, model_folder, split_vectors
+from metaphrase.encoders.folders import is_local
+from metaphrase.encoders.loading import (
+    PLUS,
+    find_folder,
+    has_vector,
+    is_starter,
+    load_encoder,
+    model_file,
+    model_folder,
+    split_vectors,
+)
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare, languages_in_words
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -49,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 #: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
-#: Metadata of a Hub model's card that also apply to a model derived from it.
+#: Metadata of the card of a Hub's model or of a task vector that also apply to a model derived from it.
 _INHERITED = ("language", "license", "license_name", "license_link", "base_model")
 
 
@@ -402,14 +412,18 @@ def _sizes(model: SentenceTransformer, reduced: SentenceTransformer, draft: Draf
 
 
 def _source(name: str) -> Path | None:
-    """The folder of a model, if it has one."""
+    """The folder of a model, if it has one; that of a task vector has the card of the vector."""
     if is_starter(name):
         return find_folder(name)[1]
-    return None if split_vectors(name)[1] else model_folder(name)
+    folder = None if split_vectors(name)[1] else model_folder(name)
+    return None if folder is None or has_vector(folder) else folder
 
 
 def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:
-    """Metadata and text of the original model's card; of a Hub model only the metadata that also apply to the export."""
+    """Metadata and text of the original model's card.
+
+    Of a model on the Hub and of a task vector, only the metadata that also apply to the export.
+    """
     source = _source(options.model)
     if split_vectors(options.model)[1]:
         languages, licenses = (stated(options.model, key) for key in ("language", "license"))
@@ -479,11 +493,13 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
 
 def _card_text(export: Export, text: str, results: Sequence[Mapping[str, Any]]) -> str:
     """The text of the original card with a section about the export, or that section alone."""
-    options, source = export.options, _source(export.options.model)
+    options = export.options
     sizes = table([{"": name, "Before": before, "After": after} for name, before, after in size_rows(export.sizes)])
-    base = starter.HUB_ID if is_starter(options.model) else options.model
+    name, vectors = split_vectors(options.model)
+    base = PLUS.join(Path(one).resolve().name if is_local(one) else one for one in (name, *vectors))
+    base = starter.HUB_ID if is_starter(options.model) else base
     section = (
-        f"Made with `metaphrase export` from {cell(base if source is None else Path(base).name)}, without further training: "
+        f"Made with `metaphrase export` from {cell(base)}, without further training: "
         f"{cell('; '.join(export.changes))}.\n\n{sizes}\n\nRetrieval accuracy in percent, mean of both directions. Intervals "
         f"and verdicts come from a paired bootstrap.\n\n{table([result_row(row) for row in results])}\n\n"
         f"{how_to_load(options.output_dir)}"
