@@ -175,8 +175,11 @@ def test_the_card_has_the_scores_and_facts_of_what_was_written(command, source, 
 
 @pytest.mark.slow
 def test_a_trimmed_model_names_the_languages_that_are_left(command, source, data, tmp_path):
+    card = OWN_CARD.replace("license:", "language_bcp47: [de-CH]\nlicense:")
+    (source / "README.md").write_text(card, encoding="utf-8")
     assert main([*command, "--corpus", str(data / "de-en.tsv"), "--quiet"]) == 0
-    assert card_of(tmp_path / "out")[0]["language"] == ["de", "en"]
+    metadata, _ = card_of(tmp_path / "out")
+    assert (metadata["language"], "language_bcp47" in metadata) == (["de", "en"], False)
     command[5] = str(tmp_path / "texts")
     assert main([*command, "--texts", str(data / "de-en.tsv"), "--quiet"]) == 0
     assert "language" not in card_of(tmp_path / "texts")[0]  # nobody said of which the text is

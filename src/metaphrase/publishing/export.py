@@ -477,7 +477,8 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         for key in ("base_model", "base_model_relation"):
             kept.pop(key, None)
     if options.trims:
-        kept.pop("language", None)
+        for key in ("language", "language_bcp47"):
+            kept.pop(key, None)
         card.language = [*export.languages, TARGET_LANGUAGE] if export.languages or options.languages else None
     elif "language" in kept:
         kept["language"] = as_list(kept["language"])
