@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from metaphrase.exceptions import (
 from metaphrase.io import hub as hub_requests
 from metaphrase.io.digests import file_facts, weights_digest
 from metaphrase.io.hub import download
+from metaphrase.merging import TaskVector
 from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import release_files, write_manifest
@@ -1397,9 +1399,11 @@ class TestVector:
         assert load_encoder("acme/base + acme/vector", device="cpu").encode(TEXTS) is not None
         own = tmp_path / "own.safetensors"
         assert main(["merge", str(released), str(tuned), "--vector", str(own)]) == 0
+        versioned = replace(TaskVector.load(own), base_name="base@v2").save(tmp_path / "versioned.safetensors")
         (tuned / "run.json").unlink()
         cases = {
-            "is not on a Hub": [str(own)],
+            "is out, which is not on a Hub": [str(own)],
+            "is base@v2, which is not on a Hub": [str(versioned)],
             "has no readable run.json": [str(tuned), "--vector"],
             "Omit --with_heads": [str(vector), "--with_heads"],
         }

@@ -29,7 +29,7 @@ from huggingface_hub.utils import validate_repo_id
 from metaphrase.checkpoints.folders import TRAINING_ARGS
 from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.folders import VECTOR_FILE
-from metaphrase.encoders.installed import MANIFEST, check_files, is_packaged
+from metaphrase.encoders.installed import MANIFEST, RELEASED, check_files, installed_models, is_packaged
 from metaphrase.encoders.loading import is_starter, model_file, split_vectors
 from metaphrase.exceptions import (
     HubAccessError,
@@ -179,7 +179,7 @@ def push_vector(
     """
     vector = TaskVector.load(path)
     base, added = split_vectors(vector.base_name or "")
-    if not all(is_starter(part) or "@" in part for part in (base, *added)):
+    if not all(map(_is_public, (base, *added))):
         raise UsageError(
             f"The base of the task vector is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load "
             "it. Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."
@@ -204,6 +204,12 @@ def push_vector(
             replaces=belongs_to_release,
             check=check,
         )
+
+
+def _is_public(name: str) -> bool:
+    """Whether a part of the name of a vector's base is the starter, a model on the Hub, or one in a package."""
+    place, at, _ = name.partition("@")  # of a local folder, the name has no path
+    return is_starter(name) or (bool(at) and ("/" in place or place in (*RELEASED, *installed_models())))
 
 
 def _text(path: Path, original: Path | None = None) -> str:
