@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError,
 from metaphrase.merging import TaskVector, interpolate
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.merging import MergeOptions, merge
+from metaphrase.publishing.merging import MergeOptions, merge, vector_card
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
 from tests.conftest import mostly_slow
@@ -186,6 +187,14 @@ def test_cards_keep_licences_and_languages(base, sw, te, tmp_path):
     for folder in (out, tmp_path / "pulled"):
         metadata = metadata_load(folder / "README.md")
         assert (metadata.get("license"), metadata["language"]) == (None, ["en", "sw", "te"])
+
+
+def test_the_commands_of_a_vectors_card_can_be_pasted():
+    vector = TaskVector({}, "0", base_name="me/my__model@1 + it's.safetensors")
+    card = vector_card(vector, "me/sw__te", "me/sw__te", languages=[])
+    assert '`load_encoder("me/sw__te")`' in card
+    (line,) = re.findall("metaphrase merge .*", card)
+    assert shlex.split(line)[2:4] == [vector.base_name, "me/sw__te"]
 
 
 def test_vectors_are_stacked_each_with_its_own_weight(base, sw, te, tmp_path):

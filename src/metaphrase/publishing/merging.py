@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.corpus.text import one_line
 from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model, installed_models
 from metaphrase.encoders.loading import (
@@ -52,7 +55,7 @@ from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
-from metaphrase.publishing.markdown import cell, hub_languages
+from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
 from metaphrase.publishing.provenance import hub_base, stated, stated_languages
 
@@ -71,10 +74,9 @@ _CARD = """\
 
 A task vector: {parameters:,} weight differences, which turn {base} into an encoder that was tuned from it. The weight of the
 differences, alpha, is {alpha:g}{directions}. With [metaphrase](https://pypi.org/project/metaphrase/),
-`load_encoder("{loaded}")` loads the base and adds the vector. To write a plain folder, which Sentence Transformers loads
-without metaphrase:
+{call} loads the base and adds the vector. To write a plain folder, which Sentence Transformers loads without metaphrase:
 
-    metaphrase merge "{base}" "{place}" --output_dir merged
+{command}
 """
 
 
@@ -409,6 +411,7 @@ def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Itera
         "library_name": "metaphrase",
         "tags": ["metaphrase", "task-vector"],
     }
+    names = (one_line(base or "BASE"), one_line(place))
     removed = "" if vector.directions is None else f", and {len(vector.directions)} directions are projected out"
     return _CARD.format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
@@ -417,8 +420,8 @@ def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Itera
         base=cell(base or "the base"),
         alpha=vector.alpha,
         directions=removed,
-        loaded=cell(loaded),
-        place=cell(place),
+        call=code(f"load_encoder({json.dumps(loaded, ensure_ascii=False)})"),
+        command=fence(shlex.join(["metaphrase", "merge", *names, "--output_dir", "merged"]), "bash"),
     )
 
 
