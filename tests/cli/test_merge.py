@@ -114,7 +114,7 @@ def test_settings_of_the_tuned_model_are_kept(base, tmp_path):
 
 def test_the_vector_of_a_run_has_its_prompts(base, sw, tmp_path):
     """A merge keeps the prompts of the base if the tuned model has none; a run without prompts was measured without."""
-    (sw / "run.json").write_text(json.dumps({"model": str(base)}))
+    (sw / "run.json").write_text(json.dumps({"model": "starter", "base": str(base)}))
     run, pushed = load_encoder(sw), load_encoder(f"{base} + {write_vector_of_run(sw, tmp_path, 16)}")
     assert (pushed.prompts, pushed.default_prompt_name) == (run.prompts, None)
     assert embeddings(pushed) == pytest.approx(embeddings(run), abs=2e-3)

@@ -196,7 +196,12 @@ def test_report_without_a_baseline(finished, data, tmp_path):
 @pytest.mark.parametrize(("settings", "pooling"), [({}, "cls"), ({"pooling": "max"}, "max")])
 def test_an_encoder_without_pooling_is_measured_as_it_was_trained(finished, data, tiny_bert_dir, settings, pooling):
     facts = json.loads((finished / "run.json").read_text(encoding="utf-8"))
-    facts |= {"model": str(tiny_bert_dir), "settings": settings, "recipe": {"name": "dap", "pooling": "cls"}}
+    facts |= {
+        "model": "starter",
+        "base": str(tiny_bert_dir),
+        "settings": settings,
+        "recipe": {"name": "dap", "pooling": "cls"},
+    }
     (finished / "run.json").write_text(json.dumps(facts), encoding="utf-8")
     assert main(["report", str(finished), "--data", str(data), "--resamples", "50"]) == 0
     assert read(finished / "report")["before"]["mini"]["settings"]["pooling"] == pooling

@@ -291,10 +291,10 @@ def _load_subjects(
     """The baseline, unless the report has none, and the release."""
     release = SentenceEmbeddings(options.run, load_run(Path(options.run)))
     baseline, prompt = options.baseline or facts["model"], options.baseline_prompt
+    is_own = baseline == facts["model"]
     if baseline == "none":
         return {"after": release}
-    is_own = baseline == facts["model"]
-    model = load_encoder(baseline, **(_pooling(facts) if is_own else {}))
+    model = load_encoder(facts.get("base", baseline), **_pooling(facts)) if is_own else load_encoder(baseline)
     used = {one["settings"]["prompt"] for one in (earlier.get("before") or {}).values()}
     if prompt == "auto" and len(used) == 1 and is_own:
         prompt = str(used.pop())

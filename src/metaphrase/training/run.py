@@ -28,7 +28,7 @@ from metaphrase.checkpoints.saving import check_finite
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
-from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder, model_folder
+from metaphrase.encoders.loading import freeze_word_embeddings, full_name, load_encoder, model_folder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.guards import GuardEvaluator
@@ -127,6 +127,7 @@ class TrainingRun:
     """
 
     encoder: SentenceTransformer
+    base: str
     tests: EvaluationSets
     baseline: Baseline
     corpus: Corpus
@@ -235,6 +236,7 @@ class TrainingRun:
             default_pooling=self.recipe.pooling,
             device="cpu" if self.config.use_cpu else None,
         )
+        self.base = full_name(self.config.model)
         check_finish(self.encoder, self.config)
 
     def load_test_sets(self) -> None:
@@ -293,6 +295,7 @@ class TrainingRun:
             "settings": self.config.settings(),
             "recipe": self.recipe.to_dict(),
             "model": self.config.model,
+            "base": self.base,
             "frozen_word_embeddings": self.config.freeze_word_embeddings,
             "transforms": self.loss.transforms(),
             "seed": arguments.seed,
