@@ -150,7 +150,8 @@ def release(
         if keep_adapter:
             save_adapter(model, staging / ADAPTER)
         card.weights = weights_digests(staging)
-        text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, json.dumps(str(folder))[1:-1])
+        name = json.dumps(str(folder), ensure_ascii=False)[1:-1]
+        text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, name)
         (staging / CARD).write_text(text, encoding="utf-8")
         if recipe:
             _write_yaml(staging / RECIPE, dict(recipe))
