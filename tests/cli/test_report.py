@@ -210,12 +210,12 @@ def test_an_encoder_without_pooling_is_measured_as_it_was_trained(finished, data
 @pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_chosen_pairs_and_languages(finished, data):
-    options = ["--pairs", "de:1", "de:3", "--languages", "fr", "--resamples", "100"]
+    options = ["--pairs", "de:1", "de:3", "--languages", "fr,nl", "--resamples", "100"]
     assert main(["report", str(finished), "--data", str(data), *options]) == 0
     content = read(finished / "report")["analysis"]
     assert [(one["language"], one["number"]) for one in content["alignments"]] == [("de", 1), ("de", 3)]
     assert content["alignments"][0]["after"]["source"] == ["der", "Hund", "schläft"]
-    assert content["tokens"]["languages"] == ["en", "fr"]
+    assert content["tokens"]["languages"] == ["en", "fr", "nl"]
 
 
 @pytest.mark.slow
