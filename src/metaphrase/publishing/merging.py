@@ -33,7 +33,7 @@ from metaphrase.encoders.loading import (
 )
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.evaluation.encoding import EncodingOptions
-from metaphrase.evaluation.guard_data import GUARD_FOLDERS, load_guard_data
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS, check_folder_names, load_guard_data
 from metaphrase.evaluation.guards import (
     ALPHAS,
     MAX_STRUCTURE_LOSS,
@@ -340,11 +340,8 @@ def _check_choice(options: MergeOptions) -> None:
         raise UsageError(
             "--dev, --guard, --texts and --curve choose alpha. Pass them with --alpha auto, or omit them."
         )
-    names = [Path(folder).resolve().name for folder in (options.dev or "", *options.guard)]
-    if auto and len(set(names)) < len(names):
-        raise UsageError(
-            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one: results are stored by name."
-        )
+    if options.dev is not None:
+        check_folder_names([options.dev, *options.guard])
     names = [Path(path).name for path in options.texts]
     if len(set(names)) < len(names):
         raise UsageError(
