@@ -114,7 +114,10 @@ def holds_model(folder: Path) -> bool:
 
 
 def is_local(name: str | Path) -> bool:
-    """Whether a name is that of a file, or of a folder with a model. A folder without one hides no model of its name."""
+    """Whether a name is that of a file, or of a folder with a model.
+
+    A folder that contains no model does not shadow an installed model or one on the Hub.
+    """
     place = Path(name)
     return holds_model(place) if place.is_dir() else place.exists()
 
@@ -461,8 +464,8 @@ def _check_size(module: nn.Module, size: int, path: str) -> None:
     values = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
     if values > 2 * size + 2**20:
         raise ModelFileError(
-            f"{path} describes a model of {values:,} values, but the weights have {size:,} bytes. Use the files that belong "
-            "together."
+            f"{path} describes a model of {values:,} values, but the weights have {size:,} bytes. Use files from the same "
+            "model."
         )
 
 

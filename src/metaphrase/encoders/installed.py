@@ -1,8 +1,9 @@
 """Models in pip packages, found by their names, and the checks of a model that is a task vector with its digests.
 
-A package names its model and the Python package with the files as an entry point, ``my-model = "my_model"`` in the group
-``metaphrase.models``. Its code is not run. The files are ``task_vector.safetensors``, ``reference.json``, a card, and
-``release.json`` with their digests and the digest of the merged weights.
+A package declares its model as an entry point in the group ``metaphrase.models``, which maps the model's name to the
+Python package with its files: ``my-model = "my_model"``. Its code is not run. The files are
+``task_vector.safetensors``, ``reference.json``, a card, and ``release.json`` with their digests and the digest of the
+merged weights.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import chain
@@ -99,7 +99,8 @@ class TaskVector:
         _check_weights(old, new)
         if others != modules:
             raise ModelError(
-                f"The modules of the two models differ: {others} and {modules}. Merge models with the same pooling."
+                f"The two models have different modules, or different settings of them ({_in_words(others)}; "
+                f"{_in_words(modules)}). Merge models with the same modules and settings."
             )
         _check_vocabularies(base, tuned)
         differences = {}
@@ -303,6 +304,12 @@ def _check_vocabularies(*models: nn.Module) -> None:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by all of their names."""
     return chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+
+
+def _in_words(modules: Iterable[Any]) -> str:
+    """The `module_settings` of a model, with the mode of pooling."""
+    modes = ((name, settings.get("pooling_mode")) for name, settings in modules)
+    return ", ".join(name if mode is None else f"{name} {mode}" for name, mode in modes)
 
 
 def _some(names: list[str]) -> str:

@@ -62,8 +62,8 @@ class DebiasOptions:
     split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.train.tsv.gz, …")
     prompt: str | None = option(
         None,
-        "Text before each sentence. Default: none, which serves questions and passages alike. 'auto': the query prompt; "
-        "'none': no prompt.",
+        "Text before each sentence. Default: no prompt, which suits questions and passages alike. 'auto': the stored query "
+        "prompt.",
     )
     batch_size: Count = option(32, "Sentences per forward pass.")
     dev: str | None = option(
