@@ -257,7 +257,7 @@ def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
     if not is_starter(run["model"]):
         raise SystemExit(f"{release} was trained from {run['model']}, not from the starter, which everybody can load.")
     file = folder / VECTOR_FILE
-    merge(MergeOptions([run["model"], str(release)], alpha=1.0, vector=str(file), bits=BITS))
+    merge(MergeOptions([run.get("base", run["model"]), str(release)], alpha=1.0, vector=str(file), bits=BITS))
     if file.stat().st_size > LARGEST:
         raise SystemExit(
             f"The vector has {file.stat().st_size:,} bytes, more than {LARGEST:,}. Freeze the word embeddings."

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from metaphrase.cli import main
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation import diagnosis_workflow
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
@@ -96,6 +97,21 @@ def test_the_model_too(rows, tmp_path, capsys, tiny_encoder, monkeypatch):
     out = capsys.readouterr().out
     assert "unchanged" in out
     assert f"Wrote {output}" in out.replace("\n", "")
+
+
+def test_a_baseline_without_pooling_has_that_of_the_model(rows, tmp_path, capsys, tiny_bert_dir):
+    load_encoder(tiny_bert_dir, pooling="cls", device="cpu").save_pretrained(str(tmp_path / "model"))
+    words = (
+        str(tmp_path / "model"),
+        "--corpus",
+        written(tmp_path / "pairs.tsv", rows[:60]),
+        "--sample",
+        "40",
+        "--json",
+    )
+    run(*words, "--baseline", str(tiny_bert_dir))
+    found = json.loads(capsys.readouterr().out)
+    assert found["geometry"]["distance"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import copy
 import hashlib
 import json
 import shutil
@@ -10,6 +11,8 @@ from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
 from metaphrase.cli import main
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.merging import TaskVector
 from tests.hub_server import reach, serve_hub
 
 
@@ -124,6 +127,10 @@ def source(command, tmp_path, tiny_encoder_dir):
     return folder
 
 
+def files_of(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def card_of(folder) -> tuple[dict, str]:
     """Metadata and text; the Hub's own reader takes them, too."""
     content = (folder / "README.md").read_text(encoding="utf-8")
@@ -168,8 +175,11 @@ def test_the_card_has_the_scores_and_facts_of_what_was_written(command, source, 
 
 @pytest.mark.slow
 def test_a_trimmed_model_names_the_languages_that_are_left(command, source, data, tmp_path):
+    card = OWN_CARD.replace("license:", "language_bcp47: [de-CH]\nlicense:")
+    (source / "README.md").write_text(card, encoding="utf-8")
     assert main([*command, "--corpus", str(data / "de-en.tsv"), "--quiet"]) == 0
-    assert card_of(tmp_path / "out")[0]["language"] == ["de", "en"]
+    metadata, _ = card_of(tmp_path / "out")
+    assert (metadata["language"], "language_bcp47" in metadata) == (["de", "en"], False)
     command[5] = str(tmp_path / "texts")
     assert main([*command, "--texts", str(data / "de-en.tsv"), "--quiet"]) == 0
     assert "language" not in card_of(tmp_path / "texts")[0]  # nobody said of which the text is
@@ -189,7 +199,7 @@ def test_the_starter_is_the_base_of_what_is_made_from_it(command, source, tmp_pa
 @pytest.mark.parametrize(("at", "languages"), [("", ["de", "no", "en"]), ("@main", ["no"])])
 def test_a_model_of_the_hub_is_the_base_and_gives_its_licence(command, source, tmp_path, monkeypatch, at, languages):
     with serve_hub() as hub:
-        files = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+        files = files_of(source)
         licence = b"license: other\nlicense_name: theirs\n"
         files["README.md"] = OWN_CARD.encode().replace(b"license: cc-by-4.0\n", licence)
         if len(languages) == 1:
@@ -211,13 +221,61 @@ def test_a_model_of_the_hub_is_the_base_and_gives_its_licence(command, source, t
 def test_a_model_of_the_hub_may_have_no_card(command, source, tmp_path, monkeypatch):
     with serve_hub() as hub:
         (source / "README.md").unlink()
-        hub.put("acme/tiny", {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()})
+        hub.put("acme/tiny", files_of(source))
         reach(hub, monkeypatch.setattr, tmp_path / "client")
         command[1] = "acme/tiny"
         assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
     metadata, _ = card_of(tmp_path / "out")
     assert metadata["base_model"] == "acme/tiny"
     assert "license" not in metadata
+
+
+VECTOR_CARD = """---
+license: cc-by-4.0
+language: [sw]
+base_model: acme/tiny
+library_name: metaphrase
+tags: [metaphrase, task-vector]
+---
+
+# A task vector
+"""
+
+
+def vector_of(base, base_name) -> TaskVector:
+    model = load_encoder(base, device="cpu")
+    changed = copy.deepcopy(model)
+    changed[0].auto_model.encoder.layer[0].output.dense.weight.data += 0.01
+    return TaskVector.between(model, changed, base_name=base_name)
+
+
+def test_a_vector_of_the_hub_is_the_base_and_gives_its_licence(command, source, tmp_path, monkeypatch):
+    with serve_hub() as hub:
+        commit = hub.put("acme/tiny", files_of(source))
+        (tmp_path / "vector").mkdir()
+        vector_of(source, f"acme/tiny@{commit}").save(tmp_path / "vector" / "task_vector.safetensors")
+        (tmp_path / "vector" / "README.md").write_text(VECTOR_CARD, encoding="utf-8")
+        of_vector = hub.put("acme/vector", files_of(tmp_path / "vector"))
+        reach(hub, monkeypatch.setattr, tmp_path / "client")
+        command[1] = "acme/vector"
+        assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
+    metadata, _ = card_of(tmp_path / "out")
+    assert (metadata["license"], metadata["language"]) == ("cc-by-4.0", ["sw"])
+    assert (metadata["base_model"], metadata["metaphrase"]["base_model_revision"]) == ("acme/vector", of_vector)
+
+
+def test_the_card_of_a_vector_does_not_describe_the_export(command, source, tmp_path):
+    command[1] = str(tmp_path / "vector")
+    (tmp_path / "vector").mkdir()
+    vector_of(source, str(source)).save(tmp_path / "vector" / "task_vector.safetensors")
+    (tmp_path / "vector" / "README.md").write_text(VECTOR_CARD, encoding="utf-8")
+    assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
+    metadata, text = card_of(tmp_path / "out")
+    assert (metadata["license"], metadata["language"], metadata["base_model"]) == ("cc-by-4.0", ["sw"], "acme/tiny")
+    assert metadata["library_name"] == "sentence-transformers"
+    assert "task-vector" not in metadata["tags"]
+    assert "A task vector" not in text
+    assert "Made with `metaphrase export` from vector, without" in text
 
 
 @pytest.mark.parametrize("head", ["license: [mit", "- license"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -16,13 +17,22 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
-from metaphrase.encoders.loading import encoder_files, find_model, load_encoder, model_folder, origin_of, split_vectors
+from metaphrase.cli.push import write_vector_of_run
+from metaphrase.encoders.loading import (
+    encoder_files,
+    find_model,
+    load_encoder,
+    model_folder,
+    origin_of,
+    pooling_of,
+    split_vectors,
+)
 from metaphrase.encoders.prompts import search_prompts
-from metaphrase.exceptions import MetaphraseError, MissingFileError, UsageError
+from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, UsageError
 from metaphrase.merging import TaskVector, interpolate
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.merging import MergeOptions, merge
+from metaphrase.publishing.merging import MergeOptions, merge, vector_card
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
 from tests.conftest import mostly_slow
@@ -102,6 +112,36 @@ def test_settings_of_the_tuned_model_are_kept(base, tmp_path):
         assert (merged.max_seq_length, merged.truncate_dim, merged.similarity_fn_name) == (17, 16, "dot")
 
 
+def test_the_vector_of_a_run_has_its_prompts(base, sw, tmp_path):
+    """A merge keeps the prompts of the base if the tuned model has none; a run without prompts was measured without."""
+    (sw / "run.json").write_text(json.dumps({"model": "starter", "base": str(base)}))
+    run, pushed = load_encoder(sw), load_encoder(f"{base} + {write_vector_of_run(sw, tmp_path, 16)}")
+    assert (pushed.prompts, pushed.default_prompt_name) == (run.prompts, None)
+    assert embeddings(pushed) == pytest.approx(embeddings(run), abs=2e-3)
+
+
+def test_a_base_without_pooling_gets_that_of_the_tuned_model(tiny_bert_dir, tmp_path):
+    models = {}
+    for seed, pooling in enumerate(("cls", "max")):
+        model = load_encoder(tiny_bert_dir, pooling=pooling, device="cpu")
+        with torch.no_grad():
+            model[0].auto_model.encoder.layer[0].output.dense.weight += 0.1 * (1 + seed)
+        model.save_pretrained(str(tmp_path / pooling))
+        models[pooling] = model
+    vector, out, again = tmp_path / "v.safetensors", tmp_path / "out", tmp_path / "again"
+    assert command(tiny_bert_dir, tmp_path / "cls", "--alpha", 1, "--vector", vector, "-o", out) == 0
+    assert command(tiny_bert_dir, vector, "-o", again) == 0
+    both = f"{tiny_bert_dir} + {vector}"
+    for name in (out, again, both):
+        assert embeddings(name) == pytest.approx(embeddings(models["cls"]), abs=2e-3)
+    assert pooling_of(load_encoder(both, default_pooling="mean")) == "cls"
+    assert pooling_of(load_encoder(both, pooling="mean")) == "mean"
+    with pytest.raises(ModelError, match="different poolings cannot be added: cls and max"):
+        merge(
+            MergeOptions([str(tiny_bert_dir), str(vector), str(tmp_path / "max")], output_dir=str(tmp_path / "none"))
+        )
+
+
 def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):
     assert command(base, sw, te, "--alpha", 0.4, "--output_dir", tmp_path / "out") == 0
     origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))
@@ -147,6 +187,14 @@ def test_cards_keep_licences_and_languages(base, sw, te, tmp_path):
     for folder in (out, tmp_path / "pulled"):
         metadata = metadata_load(folder / "README.md")
         assert (metadata.get("license"), metadata["language"]) == (None, ["en", "sw", "te"])
+
+
+def test_the_commands_of_a_vectors_card_can_be_pasted():
+    vector = TaskVector({}, "0", base_name="me/my__model@1 + it's.safetensors")
+    card = vector_card(vector, "me/sw__te", "me/sw__te", languages=[])
+    assert '`load_encoder("me/sw__te")`' in card
+    (line,) = re.findall("metaphrase merge .*", card)
+    assert shlex.split(line)[2:4] == [vector.base_name, "me/sw__te"]
 
 
 def test_vectors_are_stacked_each_with_its_own_weight(base, sw, te, tmp_path):

@@ -192,15 +192,30 @@ def test_report_without_a_baseline(finished, data, tmp_path):
     assert not (finished / "report").exists()
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("settings", "pooling"), [({}, "cls"), ({"pooling": "max"}, "max")])
+def test_an_encoder_without_pooling_is_measured_as_it_was_trained(finished, data, tiny_bert_dir, settings, pooling):
+    facts = json.loads((finished / "run.json").read_text(encoding="utf-8"))
+    facts |= {
+        "model": "starter",
+        "base": str(tiny_bert_dir),
+        "settings": settings,
+        "recipe": {"name": "dap", "pooling": "cls"},
+    }
+    (finished / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    assert main(["report", str(finished), "--data", str(data), "--resamples", "50"]) == 0
+    assert read(finished / "report")["before"]["mini"]["settings"]["pooling"] == pooling
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_chosen_pairs_and_languages(finished, data):
-    options = ["--pairs", "de:1", "de:3", "--languages", "fr", "--resamples", "100"]
+    options = ["--pairs", "de:1", "de:3", "--languages", "fr,nl", "--resamples", "100"]
     assert main(["report", str(finished), "--data", str(data), *options]) == 0
     content = read(finished / "report")["analysis"]
     assert [(one["language"], one["number"]) for one in content["alignments"]] == [("de", 1), ("de", 3)]
     assert content["alignments"][0]["after"]["source"] == ["der", "Hund", "schläft"]
-    assert content["tokens"]["languages"] == ["en", "fr"]
+    assert content["tokens"]["languages"] == ["en", "fr", "nl"]
 
 
 @pytest.mark.slow

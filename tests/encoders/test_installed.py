@@ -21,7 +21,15 @@ from metaphrase.cli import main
 from metaphrase.encoders.debiasing import without_directions
 from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import installed_model
-from metaphrase.encoders.loading import encoder_files, find_model, full_name, load_encoder, model_folder, origin_of
+from metaphrase.encoders.loading import (
+    encoder_files,
+    find_model,
+    full_name,
+    load_encoder,
+    model_file,
+    model_folder,
+    origin_of,
+)
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector
@@ -143,6 +151,14 @@ def test_a_folder_without_a_model_hides_no_installed_model(installed, package, f
     assert (find_model(folder)[0], full_name(folder)) == (folder, f"{NAME}@0.1.0")
     assert (model_folder(folder), encoder_files(folder)) == (None, [])
     assert find_card(folder) == installed / "README.md"
+
+
+def test_the_files_of_an_installed_model_may_be_links(installed, tmp_path):
+    for name in ("README.md", "NOTICE.md"):
+        (installed / name).rename(tmp_path / name)
+        (installed / name).symlink_to(tmp_path / name)
+    assert find_card(NAME) == installed / "README.md"
+    assert model_file(installed, "NOTICE.md") == installed / "NOTICE.md"
 
 
 @pytest.mark.parametrize("name", [NAME, f"starter + {VECTOR_FILE}"])

@@ -298,7 +298,9 @@ def test_similarity_structure_has_a_red_line(tiny_encoder, bitext):
     assert same["holds"]
 
 
-def test_similarity_structure_does_not_count_the_removal_of_directions(tiny_encoder, bitext):
+@pytest.mark.parametrize("size", [None, 24])
+def test_similarity_structure_does_not_count_the_removal_of_directions(tiny_encoder, bitext, size):
+    tiny_encoder.truncate_dim = size
     texts = {"de": [one["source"] for one in bitext]}
     direction = torch.linalg.qr(torch.randn(32, 5, generator=torch.Generator().manual_seed(0))).Q.T
     guard = structure_guard(tiny_encoder, texts)

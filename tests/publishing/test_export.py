@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
 from metaphrase.encoders.loading import find_folder, load_encoder
-from metaphrase.exceptions import CheckpointError, HubError, UsageError
-from metaphrase.publishing import export
+from metaphrase.exceptions import CheckpointError, HubError, ModelFileError, UsageError
+from metaphrase.publishing import export, provenance
 from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.export import ExportOptions, check_destination, drafted, prepare_export
 from metaphrase.publishing.hub import push
+from metaphrase.publishing.provenance import stated
+from metaphrase.publishing.pulling import PullOptions, pull
 from tests.conftest import BITEXT
 from tests.faults.children import Child
 
@@ -75,7 +78,10 @@ def test_a_draft_that_fails_its_check_is_where_the_message_says(tiny_encoder, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"- a list\n", b"name: [\n", b"name: \xff\n"])
+LAUGHS = b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 30))
+
+
+@pytest.mark.parametrize("content", [b"- a list\n", b"name: [\n", b"name: \xff\n", LAUGHS])
 def test_a_file_that_is_no_recipe_stays_behind(content, tmp_path, caplog):
     (tmp_path / "recipe.yaml").write_bytes(content)
     assert export.stored_recipe(tmp_path) is None
@@ -96,6 +102,36 @@ def test_prompts_recipe_and_licence_go_along(tiny_encoder, tmp_path):
     assert (out / "LICENSE").read_text() == "Be kind.\n"
     assert (out / "README.md").read_text() == "# A card\n"
     assert np.array_equal(SentenceTransformer(str(out), device="cpu").encode(["sleeps"]), wanted)
+
+
+def test_the_release_of_a_language_is_copied(tiny_encoder, tmp_path):
+    """It contains the vector of its language, which is no longer an embedding of its own."""
+    (tmp_path / "sw").mkdir()
+    (tmp_path / "sw" / "recipe.yaml").write_text("name: wacse-language\nlanguage_embedding: true\n")
+    with drafted(tiny_encoder, tmp_path / "out", source=tmp_path / "sw") as draft:
+        assert metadata_load(draft.folder / "README.md")["metaphrase"]["recipe"] == "wacse-language"
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "NOTICE.md", "recipe.yaml"])
+def test_no_file_outside_of_the_models_folder_is_copied(tiny_encoder, tmp_path, name):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "token").write_text("secret: yes\n")
+    (tmp_path / "source" / name).symlink_to(tmp_path / "token")
+    with (
+        pytest.raises(ModelFileError, match=rf"{name} of .*source is a link to .*token, outside the model's folder"),
+        drafted(tiny_encoder, tmp_path / "out", source=tmp_path / "source"),
+    ):
+        pass
+
+
+def test_no_card_outside_of_the_models_folder_is_copied(tiny_bert_dir, tmp_path):
+    source = shutil.copytree(tiny_bert_dir, tmp_path / "source")
+    (tmp_path / "secret.md").write_text("---\nlicense: mit\n---\n")
+    (source / "README.md").symlink_to(tmp_path / "secret.md")
+    assert stated(str(source), "license") == []
+    with pytest.raises(ModelFileError, match=r"README\.md of .*source is a link to .*secret\.md"):
+        pull(PullOptions(str(source), str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_follows_the_umask(assert_follows_umask, tiny_encoder, tmp_path):
@@ -204,7 +240,8 @@ def test_a_vocabulary_is_not_measured_on_languages_that_it_drops(tiny_encoder_di
 def test_an_installed_model_is_no_base_on_the_hub(tiny_encoder_dir, data, tmp_path, monkeypatch):
     folders = {"my-model": tiny_encoder_dir}
     monkeypatch.setattr(export, "load_encoder", lambda name, **_: load_encoder(folders.get(name, name)))
-    monkeypatch.setattr(export, "find_folder", lambda name: find_folder(folders.get(name, name)))
+    for module in (export, provenance):
+        monkeypatch.setattr(module, "find_folder", lambda name: find_folder(folders.get(name, name)))
     options = ExportOptions("my-model", str(tmp_path / "out"), keep_layers=[0], data=str(data), resamples=50)
     with prepare_export(options) as made:
         made.publish("a command")

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +48,7 @@ from metaphrase.exceptions import (
 from metaphrase.io import hub as hub_requests
 from metaphrase.io.digests import file_facts, weights_digest
 from metaphrase.io.hub import download
+from metaphrase.merging import TaskVector
 from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import release_files, write_manifest
@@ -1294,7 +1296,7 @@ class TestVector:
         entry = repository(online, "acme/vector").resolve("main").tree["README.md"]
         card = online.blobs[entry.blob].decode()
         assert 'load_encoder("acme/vector")' in card
-        assert '"acme/vector" --output_dir merged' in card
+        assert re.search(r"metaphrase merge acme/base@\w+ acme/vector --output_dir merged", card)
         metadata = ModelCard(card).data.to_dict()
         assert (metadata["base_model"], metadata["language"], metadata["license"]) == ("acme/base", ["sw"], "mit")
         wanted = load_encoder(tuned, device="cpu").encode(TEXTS)
@@ -1362,6 +1364,11 @@ class TestVector:
         assert (
             f"is not a release folder: missing modules.json and config.json. Push {vector}." in capsys.readouterr().err
         )
+        (tmp_path / "token").write_text("hf_secret")
+        (vector.parent / "LICENSE").symlink_to(tmp_path / "token")
+        assert main(["push", str(vector), "--repo", "acme/package"]) == 2
+        assert f"is a link to {tmp_path / 'token'}, outside the model's folder" in capsys.readouterr().err
+        (vector.parent / "LICENSE").unlink()
         (vector.parent / "README.md").write_bytes(b"caf\xe9")
         assert main(["push", str(vector), "--repo", "acme/package"]) == 2
         assert f"{vector.parent / 'README.md'} is not in UTF-8. Save it in UTF-8" in capsys.readouterr().err
@@ -1392,9 +1399,11 @@ class TestVector:
         assert load_encoder("acme/base + acme/vector", device="cpu").encode(TEXTS) is not None
         own = tmp_path / "own.safetensors"
         assert main(["merge", str(released), str(tuned), "--vector", str(own)]) == 0
+        versioned = replace(TaskVector.load(own), base_name="base@v2").save(tmp_path / "versioned.safetensors")
         (tuned / "run.json").unlink()
         cases = {
-            "is not on a Hub": [str(own)],
+            "is out, which is not on a Hub": [str(own)],
+            "is base@v2, which is not on a Hub": [str(versioned)],
             "has no readable run.json": [str(tuned), "--vector"],
             "Omit --with_heads": [str(vector), "--with_heads"],
         }

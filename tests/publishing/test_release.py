@@ -97,9 +97,11 @@ class TestRelease:
 
     def test_tells_its_recipe_and_its_card(self, tiny_encoder, tmp_path):
         card = AlignmentModelCardData(language=["de", "en"], license="mit")
-        folder = release(tiny_encoder, tmp_path / "out", recipe=RECIPE, card=card)
+        folder = release(tiny_encoder, tmp_path / "modèle", recipe=RECIPE, card=card)
         assert yaml.safe_load((folder / "recipe.yaml").read_text()) == RECIPE
-        assert (folder / "README.md").read_text().startswith("---\n")
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        assert text.startswith("---\n")
+        assert f'SentenceTransformer("{folder}"' in text
         assert {"tr", "metaphrase"} <= set(ModelCard.load(folder / "README.md").data.tags)
 
     def test_its_recipe_does_not_tell_the_home_folder(self, tiny_encoder, tmp_path):

@@ -456,6 +456,11 @@ def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
     assert "--vocabulary has no effect" in caplog.text
 
 
+def test_a_recipe_has_the_length_that_was_configured():
+    assert configured_recipe(RunConfig(recipe="dap", max_length=24)).max_length == 24
+    assert configured_recipe(RunConfig(recipe="dap")).max_length == 32
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

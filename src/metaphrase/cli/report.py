@@ -14,6 +14,7 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import effect_line
 from metaphrase.evaluation.compare import languages_in_words, verdict_shown
+from metaphrase.io.configuration import split_list
 from metaphrase.publishing.report import render_table
 from metaphrase.publishing.run_report import ReportOptions, report_run
 
@@ -27,6 +28,7 @@ EXAMPLES = [
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     (options,) = parse("metaphrase report", [ReportOptions], argv, description=SUMMARY, examples=EXAMPLES)
+    options.languages = split_list(options.languages or [])
     console = notes()
     written = report_run(
         options,

@@ -114,7 +114,10 @@ def holds_model(folder: Path) -> bool:
 
 
 def is_local(name: str | Path) -> bool:
-    """Whether a name is that of a file, or of a folder with a model. A folder without one hides no model of its name."""
+    """Whether a name is that of a file, or of a folder with a model.
+
+    A folder that contains no model does not shadow an installed model or one on the Hub.
+    """
     place = Path(name)
     return holds_model(place) if place.is_dir() else place.exists()
 
@@ -239,6 +242,30 @@ def _errors_as(message: str, copy: str | Path) -> Iterator[None]:
         raise ModelFileError(f"{message} ({type(error).__name__}: {reason}).") from error
 
 
+def find_file(name: str, folder: Path, path: str) -> Path | None:
+    """A file of a model's folder, if it exists. It must be readable, and a link must not lead out of the folder."""
+    file = folder / path
+    try:
+        if not file.exists():
+            return None
+        found, root = file.resolve(), folder.resolve()
+        for repository in root.parents:  # of the Hub's cache, which links to files of the cache
+            if repository.name.startswith("models--") and (repository / "snapshots").is_dir():
+                root = repository.parent
+        if not found.is_relative_to(root):
+            raise ModelFileError(
+                f"{path} of {name} is a link to {found}, outside the model's folder. Copy the file into the folder."
+            )
+        if not found.is_file():
+            raise ModelFileError(f"{path} of {name} must be a file.")
+        with found.open("rb"):
+            return found
+    except MetaphraseError:
+        raise
+    except OSError as error:
+        raise ModelFileError(f"{path} of {name} cannot be read: {error.strerror}.") from error
+
+
 @dataclass(frozen=True)
 class _Files:
     """Reads the files of a model's folder, and writes or links them into its copy."""
@@ -248,27 +275,8 @@ class _Files:
     copy: Path
 
     def find(self, path: str) -> Path | None:
-        """The file, if it exists, is readable, and lies in the folder."""
-        file = self.folder / path
-        try:
-            if not file.exists():
-                return None
-            found, root = file.resolve(), self.folder.resolve()
-            for repository in root.parents:  # of the Hub's cache, which links to files of the cache
-                if repository.name.startswith("models--") and (repository / "snapshots").is_dir():
-                    root = repository.parent
-            if not found.is_relative_to(root):
-                raise ModelFileError(
-                    f"{path} of {self.name} is a link to {found}, outside the model's folder. Copy the file into the folder."
-                )
-            if not found.is_file():
-                raise ModelFileError(f"{path} of {self.name} must be a file.")
-            with found.open("rb"):
-                return found
-        except MetaphraseError:
-            raise
-        except OSError as error:
-            raise ModelFileError(f"{path} of {self.name} cannot be read: {error.strerror}.") from error
+        """The file, if it exists; see `find_file`."""
+        return find_file(self.name, self.folder, path)
 
     def read(self, path: str, kind: type = dict) -> Any:
         """The content of a JSON file; None if there is no such file."""
@@ -456,8 +464,8 @@ def _check_size(module: nn.Module, size: int, path: str) -> None:
     values = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
     if values > 2 * size + 2**20:
         raise ModelFileError(
-            f"{path} describes a model of {values:,} values, but the weights have {size:,} bytes. Use the files that belong "
-            "together."
+            f"{path} describes a model of {values:,} values, but the weights have {size:,} bytes. Use files from the same "
+            "model."
         )
 
 

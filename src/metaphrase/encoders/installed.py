@@ -1,8 +1,9 @@
 """Models in pip packages, found by their names, and the checks of a model that is a task vector with its digests.
 
-A package names its model and the Python package with the files as an entry point, ``my-model = "my_model"`` in the group
-``metaphrase.models``. Its code is not run. The files are ``task_vector.safetensors``, ``reference.json``, a card, and
-``release.json`` with their digests and the digest of the merged weights.
+A package declares its model as an entry point in the group ``metaphrase.models``, which maps the model's name to the
+Python package with its files: ``my-model = "my_model"``. Its code is not run. The files are
+``task_vector.safetensors``, ``reference.json``, a card, and ``release.json`` with their digests and the digest of the
+merged weights.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ def installed_model(name: str) -> InstalledModel | None:
     if (folder := _package_folder(entry.module)) is None:
         raise ModelFileError(f"The package of {name} has no folder {entry.value}. Install it again.")
     return InstalledModel(name, found, folder)
+
+
+def is_installed(folder: Path) -> bool:
+    """Whether a folder is that of an installed model's files."""
+    return any(folder == _package_folder(entry.module) for entry in installed_models().values())
 
 
 def _package_folder(module: str) -> Path | None:

@@ -31,15 +31,31 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
-from metaphrase.encoders.folders import CONFIG, MODULES_FILE, VECTOR_FILE, is_local, open_model, read_modules
-from metaphrase.encoders.installed import check_files, check_merged, installed_model, is_packaged, suggestion
+from metaphrase.encoders.folders import (
+    CONFIG,
+    MODULES_FILE,
+    VECTOR_FILE,
+    find_file,
+    is_local,
+    open_model,
+    read_modules,
+)
+from metaphrase.encoders.installed import (
+    check_files,
+    check_merged,
+    installed_model,
+    is_installed,
+    is_packaged,
+    suggestion,
+)
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
-from metaphrase.exceptions import HubError, MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
+from metaphrase.exceptions import HubError, MetaphraseError, MissingFileError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.hub import download
 from metaphrase.merging import TaskVector, combine
+from metaphrase.merging.pooling import replace_pooling
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +148,8 @@ def load_encoder(
         check_embeddings(model, name)
     if vectors:
         model = _with_vectors(model, vectors, str(name_or_path), embeddings=pooling is None)
+        if pooling is not None:  # a vector may have its own
+            replace_pooling(model, pooling)
         check_embeddings(model, str(name_or_path))
     if (installed := installed_model(base)) is not None:
         name = str(installed)
@@ -330,6 +348,17 @@ def model_folder(name: str | None) -> Path | None:
     return Path(base)
 
 
+def model_file(folder: Path, path: str) -> Path | None:
+    """A file that accompanies a model, such as its licence, if it exists. A link that leads out of the folder is refused.
+
+    An installed model may have such links, because some installers link the files of packages.
+    """
+    file = folder / path
+    if not file.is_file():
+        return None
+    return file if is_installed(folder) else find_file(str(folder), folder, path)
+
+
 def encoder_files(name: str | None) -> list[Path]:
     """The local files that :func:`load_encoder` reads; none for the starter and a model on the Hub."""
     folder = model_folder(name)
@@ -360,17 +389,6 @@ def _accepts_pooling_flag(folder: Path) -> bool:
     return is_pooler_optional(MODEL_MAPPING[type(AutoConfig.from_pretrained(path, local_files_only=True))])
 
 
-def replace_pooling(model: SentenceTransformer, mode: str) -> None:
-    """Replace the pooling of a model in place."""
-    for at, module in enumerate(model):
-        if isinstance(module, Pooling):
-            model[at] = Pooling(module.embedding_dimension, mode)
-            return
-    raise ModelError(
-        f"Pooling {mode!r} was requested, but the model has no pooling module to replace. Omit `pooling`."
-    )
-
-
 def freeze_word_embeddings(model: SentenceTransformer) -> None:
     """Exclude the word embeddings from training: 90 % of the parameters of a small multilingual encoder."""
     model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
@@ -393,6 +411,13 @@ def own_temperature(name: str | None, prompts: Mapping[str, str]) -> float | Non
     """
     is_e5 = _E5.search(name or "") is not None or {"query: ", "passage: "} <= set(prompts.values())
     return 0.01 if is_e5 else None
+
+
+def has_pooling(name: str) -> bool:
+    """Whether an encoder has a pooling of its own; others, such as ``xlm-roberta-base``, get one when they are loaded."""
+    base, files = _parts(name)
+    vectors = (TaskVector.load(vector_file(file) or file) for file in files)
+    return (find_folder(base)[1] / MODULES_FILE).is_file() or any("pooling" in (one.settings or {}) for one in vectors)
 
 
 def pooling_of(model: SentenceTransformer) -> str:

@@ -14,7 +14,7 @@ from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_test_folder
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.encoders.loading import encoder_files, load_encoder
+from metaphrase.encoders.loading import encoder_files, load_encoder, pooling_of
 from metaphrase.evaluation.diagnosis import FIT, SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Range, Seed, checked
@@ -136,10 +136,13 @@ def _load_tests(folder: str, sets: Mapping[str, ParallelSet]) -> dict[str, Paral
 
 
 def _diagnose_model(options: DiagnoseOptions, model: str, sets: Mapping[str, ParallelSet], begin: Begin) -> Diagnosis:
-    baseline = None if options.baseline is None else load_encoder(options.baseline)
+    encoder, baseline = load_encoder(model), None
+    if options.baseline is not None:  # if it has no pooling, a run trained it with the model's
+        mode = pooling_of(encoder)
+        baseline = load_encoder(options.baseline, default_pooling="mean" if "+" in mode else mode)
     total = sentences_to_embed(sets, sample=options.sample, models=1 if baseline is None else 2)
     return diagnose(
-        load_encoder(model),
+        encoder,
         sets,
         baseline=baseline,
         target_lang=options.target_lang,

@@ -18,7 +18,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from metaphrase.encoders.adapters import shared_copy
-from metaphrase.encoders.loading import replace_pooling
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, ModelError
@@ -26,6 +25,7 @@ from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.io.files import replacing
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import read_kept
+from metaphrase.merging.pooling import replace_pooling
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.precision import bfloat16

@@ -190,14 +190,18 @@ def structure_guard(
     encoding["prompt"] = prompt = resolve_prompt(original, encoding.get("prompt"))
     cached = CachedEncoder(original)
     texts = list(dict.fromkeys(chain.from_iterable(texts_by_language.values())))
-    cached.add(texts, prompt, encode_texts(original, texts, **encoding))
+    size = original.truncate_dim
+    with original.truncate_embeddings(None):  # directions are removed before embeddings are truncated
+        cached.add(texts, prompt, encode_texts(original, texts, **encoding))
 
     def measure(model: SentenceTransformer) -> dict[str, Any]:
         removed = find_projection(model)
 
         def encode_original(texts: Sequence[str], **settings: Any) -> NDArray[Any]:
             rows_nh = cached.encode(texts, **settings)
-            return rows_nh if removed is None else rows_nh - (rows_nh @ removed[1].T.numpy()) @ removed[1].numpy()
+            if removed is not None:
+                rows_nh = rows_nh - (rows_nh @ removed[1].T.numpy()) @ removed[1].numpy()
+            return rows_nh[:, :size]
 
         result = similarity_structure(cached, model, texts_by_language, encode_original=encode_original, **encoding)
         score, (low, high) = result.average.score, result.average.interval or (0.0, 100.0)

@@ -47,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     "max_seq_length": Count | None,
     "truncate_dim": Count | None,
     "similarity_fn_name": Literal["cosine", "dot", "euclidean", "manhattan"],
+    "pooling": Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"],
 }
 _FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from itertools import chain
@@ -23,6 +23,7 @@ from metaphrase.exceptions import ModelError, NonFiniteError, UsageError
 from metaphrase.io.arguments import Finite, checked
 from metaphrase.io.digests import module_settings, tensors_digest, weights_digest
 from metaphrase.merging.files import SETTINGS, read_vector, write_vector
+from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.projection import find_projection, project_out
 from metaphrase.merging.quantization import Bits
 
@@ -47,7 +48,7 @@ class TaskVector:
             ``(directions, hidden)``, as after `metaphrase debias`; they are removed with any alpha.
         default_prompt_name: The prompt of `prompts` that the tuned model uses by default, if any.
         settings: Those of ``max_seq_length``, ``truncate_dim`` and ``similarity_fn_name`` in which the tuned model differs
-            from the base; None if there are none.
+            from the base, and the ``pooling`` of a tuned model whose base has none of its own; None if there are none.
 
     >>> base, one, other = (nn.Linear(2, 1) for _ in range(3))
     >>> both = TaskVector.between(base, one) + TaskVector.between(base, other)
@@ -98,7 +99,8 @@ class TaskVector:
         _check_weights(old, new)
         if others != modules:
             raise ModelError(
-                f"The modules of the two models differ: {others} and {modules}. Merge models with the same pooling."
+                f"The two models have different modules, or different settings of them ({_in_words(others)}; "
+                f"{_in_words(modules)}). Merge models with the same modules and settings."
             )
         _check_vocabularies(base, tuned)
         differences = {}
@@ -160,7 +162,10 @@ class TaskVector:
         if self.prompts is not None:
             merged.prompts, merged.default_prompt_name = dict(self.prompts), self.default_prompt_name
         for name, value in (self.settings or {}).items():
-            setattr(merged, name, value)
+            if name == "pooling":
+                replace_pooling(merged, value)
+            else:
+                setattr(merged, name, value)
         return merged
 
     def __add__(self, other: TaskVector) -> TaskVector:
@@ -171,7 +176,7 @@ class TaskVector:
         principal ones, as many as the larger number.
 
         Raises:
-            ModelError: The vectors belong to different bases.
+            ModelError: The vectors belong to different bases, or have different poolings.
         """
         if not isinstance(other, TaskVector):
             return NotImplemented
@@ -179,6 +184,12 @@ class TaskVector:
             raise ModelError(
                 f"Task vectors of different bases cannot be added: {self.base_name or self.base} and "
                 f"{other.base_name or other.base}. Tune both models from the same one."
+            )
+        poolings = [(one.settings or {}).get("pooling") for one in (self, other)]
+        if poolings[0] != poolings[1]:
+            raise ModelError(
+                f"Task vectors of models with different poolings cannot be added: {' and '.join(map(str, poolings))}. Tune "
+                "both models with the same pooling."
             )
         total = dict(self.differences)
         for name, difference in other.differences.items():
@@ -267,7 +278,8 @@ def _digest(vector: TaskVector) -> str:
 
 def _settings(model: nn.Module) -> dict[str, Any]:
     """The settings of an encoder that are not those of its modules."""
-    return {name: getattr(model, name) for name in SETTINGS} if isinstance(model, SentenceTransformer) else {}
+    names = SETTINGS.keys() - {"pooling"} if isinstance(model, SentenceTransformer) else ()
+    return {name: getattr(model, name) for name in names}
 
 
 def _check_weights(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
@@ -292,6 +304,12 @@ def _check_vocabularies(*models: nn.Module) -> None:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by all of their names."""
     return chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+
+
+def _in_words(modules: Iterable[Any]) -> str:
+    """The `module_settings` of a model, with the mode of pooling."""
+    modes = ((name, settings.get("pooling_mode")) for name, settings in modules)
+    return ", ".join(name if mode is None else f"{name} {mode}" for name, mode in modes)
 
 
 def _some(names: list[str]) -> str:

@@ -17,7 +17,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import find_folder, load_encoder, split_vectors
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides
-from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, load_guard_data
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, check_folder_names, load_guard_data
 from metaphrase.evaluation.guards import Guard, chance_in_words, changes_in_words, choose_alpha, data_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import UsageError
@@ -62,8 +62,8 @@ class DebiasOptions:
     split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.train.tsv.gz, …")
     prompt: str | None = option(
         None,
-        "Text before each sentence. Default: none, which serves questions and passages alike. 'auto': the query prompt; "
-        "'none': no prompt.",
+        "Text before each sentence. Default: no prompt, which suits questions and passages alike. 'auto': the stored query "
+        "prompt.",
     )
     batch_size: Count = option(32, "Sentences per forward pass.")
     dev: str | None = option(
@@ -333,11 +333,7 @@ def _check(options: DebiasOptions) -> None:
             "--directions auto needs data that show the gain and the loss. Pass a folder of parallel sentences with --dev, "
             "and folders of other data with --guard."
         )
-    names = [Path(folder).resolve().name for folder in (options.dev, *options.guard)]
-    if len(set(names)) < len(names):
-        raise UsageError(
-            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one: results are stored by name."
-        )
+    check_folder_names([options.dev, *options.guard])
 
 
 def describe(result: Debiasing) -> str:

@@ -27,14 +27,24 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, model_folder, split_vectors
+from metaphrase.encoders.folders import is_local
+from metaphrase.encoders.loading import (
+    PLUS,
+    find_folder,
+    has_vector,
+    is_starter,
+    load_encoder,
+    model_file,
+    model_folder,
+    split_vectors,
+)
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare, languages_in_words
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
-from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.exceptions import ConfigError, MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import option, plain, read_yaml
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.locks import LOCK, exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_writable
@@ -42,14 +52,14 @@ from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, NOTICES, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
-from metaphrase.publishing.provenance import as_list, find_card, stated
+from metaphrase.publishing.provenance import as_list, find_card, hub_base, stated
 from metaphrase.publishing.release import release
 
 logger = logging.getLogger(__name__)
 
 #: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
-#: Metadata of a Hub model's card that also apply to a model derived from it.
+#: Metadata of the card of a Hub's model or of a task vector that also apply to a model derived from it.
 _INHERITED = ("language", "license", "license_name", "license_link", "base_model")
 
 
@@ -241,13 +251,14 @@ def drafted(
     with _staging(destination.resolve().parent) as folder:
         card = card or AlignmentModelCardData()
         recipe = card.recipe or (None if source is None else stored_recipe(Path(source)))
-        release(model, folder, recipe=recipe, card=card, prompts=model.prompts)
+        release(model, folder, recipe=recipe, card=card, prompts=model.prompts, folded=True)
         settings = folder / "config_sentence_transformers.json"
         content = json.loads(settings.read_text(encoding="utf-8"))
         content["default_prompt_name"] = model.default_prompt_name
         settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for path in [] if source is None else filter(Path.is_file, (Path(source) / name for name in NOTICES)):
-            shutil.copyfile(path, folder / path.name)
+        for name in NOTICES:
+            if source is not None and (notice := model_file(Path(source), name)) is not None:
+                shutil.copyfile(notice, folder / name)
         yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
 
 
@@ -272,15 +283,15 @@ def _staging(parent: Path) -> Iterator[Path]:
 
 def stored_recipe(folder: Path) -> dict[str, Any] | None:
     """The recipe of a release, if it has one."""
-    path = folder / RECIPE
-    if not path.is_file():
+    path = model_file(folder, RECIPE)
+    if path is None:
         return None
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError, RecursionError):
+        recipe = plain(read_yaml(path))
+    except ConfigError:
         recipe = None
     if not isinstance(recipe, dict):
-        logger.warning("%s is not a recipe, so it is not copied.", path)
+        logger.warning("%s is not a recipe, so it is not copied.", folder / RECIPE)
         return None
     return recipe
 
@@ -401,20 +412,24 @@ def _sizes(model: SentenceTransformer, reduced: SentenceTransformer, draft: Draf
 
 
 def _source(name: str) -> Path | None:
-    """The folder of a model, if it has one."""
+    """The folder of a model, if it has one; that of a task vector has the card of the vector."""
     if is_starter(name):
         return find_folder(name)[1]
-    return None if split_vectors(name)[1] else model_folder(name)
+    folder = None if split_vectors(name)[1] else model_folder(name)
+    return None if folder is None or has_vector(folder) else folder
 
 
 def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:
-    """Metadata and text of the original model's card; of a Hub model only the metadata that also apply to the export."""
+    """Metadata and text of the original model's card.
+
+    Of a model on the Hub and of a task vector, only the metadata that also apply to the export.
+    """
     source = _source(options.model)
     if split_vectors(options.model)[1]:
         languages, licenses = (stated(options.model, key) for key in ("language", "license"))
         found = {"language": languages, "license": licenses[0] if len(licenses) == 1 else licenses}
         return {key: one for key, one in found.items() if one}, ""
-    path = find_card(str(source or options.model), revision=model.model_card_data.base_model_revision)
+    path = find_card(str(source or options.model), revision=hub_base(model, options.model)[1])
     if path is None:
         return {}, ""
     content = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -444,7 +459,7 @@ def result_rows(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list
 
 def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, Any]], command: str) -> str:
     """Metadata of the new card: the original card's that still apply, and the new results."""
-    options, known = export.options, export.model.model_card_data
+    options = export.options
     card = AlignmentModelCardData(
         model_name=Path(options.output_dir).name,
         results=results,
@@ -457,13 +472,13 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         card.base_model = starter.HUB_ID
         kept |= {"license": "mit"} if is_starter(options.model) else {}
     elif _source(options.model) is None:
-        card.base_model = known.base_model  # None if the model is installed, or a task vector
-        card.base_model_revision = known.base_model_revision
+        card.base_model, card.base_model_revision = hub_base(export.model, options.model)
     if card.base_model is not None:  # the base model of the original card is not the nearest
         for key in ("base_model", "base_model_relation"):
             kept.pop(key, None)
     if options.trims:
-        kept.pop("language", None)
+        for key in ("language", "language_bcp47"):
+            kept.pop(key, None)
         card.language = [*export.languages, TARGET_LANGUAGE] if export.languages or options.languages else None
     elif "language" in kept:
         kept["language"] = as_list(kept["language"])
@@ -479,11 +494,13 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
 
 def _card_text(export: Export, text: str, results: Sequence[Mapping[str, Any]]) -> str:
     """The text of the original card with a section about the export, or that section alone."""
-    options, source = export.options, _source(export.options.model)
+    options = export.options
     sizes = table([{"": name, "Before": before, "After": after} for name, before, after in size_rows(export.sizes)])
-    base = starter.HUB_ID if is_starter(options.model) else options.model
+    name, vectors = split_vectors(options.model)
+    base = PLUS.join(Path(one).resolve().name if is_local(one) else one for one in (name, *vectors))
+    base = starter.HUB_ID if is_starter(options.model) else base
     section = (
-        f"Made with `metaphrase export` from {cell(base if source is None else Path(base).name)}, without further training: "
+        f"Made with `metaphrase export` from {cell(base)}, without further training: "
         f"{cell('; '.join(export.changes))}.\n\n{sizes}\n\nRetrieval accuracy in percent, mean of both directions. Intervals "
         f"and verdicts come from a paired bootstrap.\n\n{table([result_row(row) for row in results])}\n\n"
         f"{how_to_load(options.output_dir)}"

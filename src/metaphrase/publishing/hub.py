@@ -29,8 +29,8 @@ from huggingface_hub.utils import validate_repo_id
 from metaphrase.checkpoints.folders import TRAINING_ARGS
 from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.folders import VECTOR_FILE
-from metaphrase.encoders.installed import MANIFEST, check_files, is_packaged
-from metaphrase.encoders.loading import is_starter, split_vectors
+from metaphrase.encoders.installed import MANIFEST, RELEASED, check_files, installed_models, is_packaged
+from metaphrase.encoders.loading import is_starter, model_file, split_vectors
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -179,7 +179,7 @@ def push_vector(
     """
     vector = TaskVector.load(path)
     base, added = split_vectors(vector.base_name or "")
-    if not all(is_starter(part) or "@" in part for part in (base, *added)):
+    if not all(map(_is_public, (base, *added))):
         raise UsageError(
             f"The base of the task vector is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load "
             "it. Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."
@@ -189,21 +189,27 @@ def push_vector(
     packaged = Path(path).name == VECTOR_FILE and is_packaged(folder)
     if packaged:
         check_files(folder, str(folder))
-    beside = [folder / name for name in (CARD, MANIFEST, REFERENCE, *NOTICES)]
+    names = (CARD, MANIFEST, REFERENCE, *NOTICES) if packaged else ()
+    beside = {name: file for name in names if (file := model_file(folder, name))}
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         card = (
-            name_package(_text(beside[0]), repo_id)
-            if packaged and beside[0].is_file()
+            name_package(_text(beside[CARD], folder / CARD), repo_id)
+            if CARD in beside
             else vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
         )
         (Path(place) / CARD).write_text(redact(card), encoding="utf-8")
-        files = {one.name: one for one in beside if packaged and one.is_file()}
         return repository.commit(
-            files | {CARD: Path(place, CARD), VECTOR_FILE: Path(path)},
+            beside | {CARD: Path(place, CARD), VECTOR_FILE: Path(path)},
             "Task vector by metaphrase",
             replaces=belongs_to_release,
             check=check,
         )
+
+
+def _is_public(name: str) -> bool:
+    """Whether a part of the name of a vector's base is the starter, a model on the Hub, or one in a package."""
+    place, at, _ = name.partition("@")  # of a local folder, the name has no path
+    return is_starter(name) or (bool(at) and ("/" in place or place in (*RELEASED, *installed_models())))
 
 
 def _text(path: Path, original: Path | None = None) -> str:

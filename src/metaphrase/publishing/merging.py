@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ import yaml
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.corpus.text import one_line
 from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model, installed_models
 from metaphrase.encoders.loading import (
@@ -20,16 +23,17 @@ from metaphrase.encoders.loading import (
     encoder_files,
     find_folder,
     full_name,
-    has_vector,
+    has_pooling,
     is_starter,
     load_encoder,
+    pooling_of,
     split_revision,
     split_vectors,
     vector_file,
 )
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.evaluation.encoding import EncodingOptions
-from metaphrase.evaluation.guard_data import GUARD_FOLDERS, load_guard_data
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS, check_folder_names, load_guard_data
 from metaphrase.evaluation.guards import (
     ALPHAS,
     MAX_STRUCTURE_LOSS,
@@ -47,12 +51,13 @@ from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.merging import TaskVector, combine
+from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
-from metaphrase.publishing.markdown import cell, hub_languages
+from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import stated, stated_languages
+from metaphrase.publishing.provenance import hub_base, stated, stated_languages
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -69,10 +74,9 @@ _CARD = """\
 
 A task vector: {parameters:,} weight differences, which turn {base} into an encoder that was tuned from it. The weight of the
 differences, alpha, is {alpha:g}{directions}. With [metaphrase](https://pypi.org/project/metaphrase/),
-`load_encoder("{loaded}")` loads the base and adds the vector. To write a plain folder, which Sentence Transformers loads
-without metaphrase:
+{call} loads the base and adds the vector. To write a plain folder, which Sentence Transformers loads without metaphrase:
 
-    metaphrase merge "{base}" "{place}" --output_dir merged
+{command}
 """
 
 
@@ -167,6 +171,7 @@ def merge(
     options: MergeOptions,
     *,
     command: str | None = None,
+    without_prompts: bool = False,
     notify: Callable[[str], None] = lambda message: None,
     begin: Begin = no_progress,
 ) -> Merge:
@@ -175,6 +180,7 @@ def merge(
     Args:
         options: The models, their weight, and what is written.
         command: The command line, for the card.
+        without_prompts: Whether a tuned model that stores no prompts removes those of the base.
         notify: Called with a line about each stage.
         begin: Starts a progress bar: takes a text and a total, and returns a function that advances it.
 
@@ -189,7 +195,7 @@ def merge(
     vectors = []
     for name in tuned:
         notify(f"Loading {name} …")
-        vectors.append(_vector(base, base_name, name))
+        vectors.append(_vector(base, base_name, name, without_prompts=without_prompts))
     if not any(one.differences or one.directions is not None or one.prompts or one.settings for one in vectors):
         raise UsageError(
             f"{' and '.join(tuned)} changed nothing: the weights are those of {base_name}. Name the base first, then models "
@@ -334,11 +340,8 @@ def _check_choice(options: MergeOptions) -> None:
         raise UsageError(
             "--dev, --guard, --texts and --curve choose alpha. Pass them with --alpha auto, or omit them."
         )
-    names = [Path(folder).resolve().name for folder in (options.dev or "", *options.guard)]
-    if auto and len(set(names)) < len(names):
-        raise UsageError(
-            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one: results are stored by name."
-        )
+    if options.dev is not None:
+        check_folder_names([options.dev, *options.guard])
     names = [Path(path).name for path in options.texts]
     if len(set(names)) < len(names):
         raise UsageError(
@@ -346,14 +349,24 @@ def _check_choice(options: MergeOptions) -> None:
         )
 
 
-def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
-    """The task vector in a file, or between the base and a tuned model."""
+def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_prompts: bool) -> TaskVector:
+    """The task vector in a file, or between the base and a tuned model.
+
+    A base that has no pooling of its own gets that of the tuned model, so that they differ in their weights only.
+    """
     if (file := vector_file(name)) is not None:
-        return TaskVector.load(file)
+        vector = TaskVector.load(file)
+        if pooling := (vector.settings or {}).get("pooling"):
+            replace_pooling(base, pooling)
+        return vector
     tuned = load_encoder(name, device=str(base.device))
+    pooling = pooling_of(tuned)
+    is_new = "+" not in pooling and not has_pooling(base_name)
+    if is_new:
+        replace_pooling(base, pooling)
     licenses = dict.fromkeys([*stated(base_name, "license"), *stated(name, "license")])
     part, files = split_vectors(base_name)
-    return TaskVector.between(
+    vector = TaskVector.between(
         base,
         tuned,
         base_name=PLUS.join(map(_public_name, (part, *files))),
@@ -361,6 +374,9 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
         recipe=None if split_vectors(name)[1] else stored_recipe(find_folder(name)[1]),
         license=" AND ".join(licenses) or None,
     )
+    if without_prompts and vector.prompts is None and tuned.prompts != base.prompts:
+        vector = replace(vector, prompts={name: text or "" for name, text in tuned.prompts.items()})
+    return replace(vector, settings={**(vector.settings or {}), "pooling": pooling}) if is_new else vector
 
 
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
@@ -370,17 +386,6 @@ def derived_card(model: SentenceTransformer, name: str, **known: Any) -> Alignme
     card = AlignmentModelCardData(license=license, language=stated(name, "language") or None, **known)
     card.base_model, card.base_model_revision = hub_base(model, name)
     return card
-
-
-def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
-    """The id and the commit of a model that is on the Hub, without task vectors that its name adds."""
-    base = split_vectors(name)[0]
-    if is_starter(base):
-        return HUB_ID, None
-    found, folder = find_folder(base)
-    if has_vector(folder) and folder != Path(found) and installed_model(base) is None:
-        return found, folder.name
-    return model.model_card_data.base_model, model.model_card_data.base_model_revision
 
 
 def _public_name(name: str) -> str:
@@ -403,6 +408,7 @@ def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Itera
         "library_name": "metaphrase",
         "tags": ["metaphrase", "task-vector"],
     }
+    names = (one_line(base or "BASE"), one_line(place))
     removed = "" if vector.directions is None else f", and {len(vector.directions)} directions are projected out"
     return _CARD.format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
@@ -411,8 +417,8 @@ def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Itera
         base=cell(base or "the base"),
         alpha=vector.alpha,
         directions=removed,
-        loaded=cell(loaded),
-        place=cell(place),
+        call=code(f"load_encoder({json.dumps(loaded, ensure_ascii=False)})"),
+        command=fence(shlex.join(["metaphrase", "merge", *names, "--output_dir", "merged"]), "bash"),
     )
 
 

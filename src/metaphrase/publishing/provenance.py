@@ -13,10 +13,20 @@ import yaml
 from httpx2 import HTTPError
 from huggingface_hub import constants, hf_hub_download, metadata_load
 from huggingface_hub.errors import EntryNotFoundError
+from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model
-from metaphrase.encoders.loading import is_starter, split_revision, split_vectors, vector_file
+from metaphrase.encoders.loading import (
+    find_folder,
+    has_vector,
+    is_starter,
+    model_file,
+    split_revision,
+    split_vectors,
+    vector_file,
+)
+from metaphrase.encoders.starter import HUB_ID
 from metaphrase.io.files import DEMO
 from metaphrase.merging import TaskVector
 
@@ -105,14 +115,24 @@ def stated_languages(card: str | None) -> list[str]:
     return found
 
 
+def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
+    """The id and the commit of a model that is on the Hub, without task vectors that its name adds."""
+    base = split_vectors(name)[0]
+    if is_starter(base):
+        return HUB_ID, None
+    found, folder = find_folder(base)
+    if has_vector(folder) and folder != Path(found) and installed_model(base) is None:
+        return found, folder.name
+    return model.model_card_data.base_model, model.model_card_data.base_model_revision
+
+
 def find_card(name: str, *, repo_type: str = "model", revision: str | None = None) -> Path | None:
     """The card of a model, in its folder or on the Hub, or of a data set on the Hub; None if it is not available."""
     place, at = split_revision(name)
     try:
         installed = installed_model(name) if repo_type == "model" else None
         if installed or (repo_type == "model" and at is None and is_local(place)):
-            card = (installed.folder if installed else Path(place)) / constants.REPOCARD_NAME
-            return card if card.is_file() else None  # a task vector has none
+            return model_file(installed.folder if installed else Path(place), constants.REPOCARD_NAME)
         return Path(hf_hub_download(place, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision or at))
     except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError) as error:
         logger.debug("The card of %s could not be read: %s", name, error)

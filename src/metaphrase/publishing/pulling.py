@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from metaphrase.encoders.installed import is_packaged
-from metaphrase.encoders.loading import find_folder, full_name, has_vector, load_encoder, split_vectors
+from metaphrase.encoders.loading import find_folder, full_name, has_vector, load_encoder, model_file, split_vectors
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
@@ -62,9 +62,8 @@ def pull(options: PullOptions) -> Pull:
     with drafted(model, options.output_dir, source=source, card=derived_card(model, options.model)) as draft:
         text, weights = None, weights_digests(draft.folder)
         describes = not vectors and (not has_vector(source) or is_packaged(source))  # others have a card of the vector
-        if describes and (source / CARD).is_file():
-            card = (source / CARD).read_text(encoding="utf-8", errors="replace")
-            text = name_model(card, options.output_dir)
+        if describes and (card := model_file(source, CARD)) is not None:
+            text = name_model(card.read_text(encoding="utf-8", errors="replace"), options.output_dir)
             text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
             text = text.replace("\n- task-vector\n", "\n", 1)
             for file, digest in weights.items():  # the card has those of the release before it was stored in 4 bits

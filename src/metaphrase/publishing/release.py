@@ -83,6 +83,7 @@ def release(
     texts: Sequence[str] = REFERENCE_TEXTS,
     language: str | None = None,
     language_embedding: LanguageEmbedding | None = None,
+    folded: bool = False,
     keep_adapter: bool = False,
 ) -> Path:
     """Write `model` as a plain SentenceTransformer folder, loadable without this package and without remote code.
@@ -102,6 +103,7 @@ def release(
         language: Language of the release, for a model that was trained with a language embedding.
         language_embedding: The language embedding (``loss.heads.language_embedding``). The release contains the vector of
             `language` only (see :func:`metaphrase.modeling.languages.fold_language`); `model` does not change.
+        folded: Whether the model contains the vector of its language already, as the copy of such a release does.
         keep_adapter: Also write the adapter of `model`, in PEFT's format, to the folder ``adapter`` of the release. Loading
             the release does not read it.
 
@@ -123,7 +125,7 @@ def release(
     card = card or AlignmentModelCardData.adopt(model)
     if keep_adapter and not has_adapter(model):
         raise UsageError("The model has no adapter to keep. Omit keep_adapter.")
-    embedded = any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
+    embedded = not folded and any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
     if (language is None) != (language_embedding is None) or (embedded and language is None):
         raise UsageError(
             "A model that was trained with a language embedding is released for one language at a time: pass both "
@@ -148,7 +150,8 @@ def release(
         if keep_adapter:
             save_adapter(model, staging / ADAPTER)
         card.weights = weights_digests(staging)
-        text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, json.dumps(str(folder))[1:-1])
+        name = json.dumps(str(folder), ensure_ascii=False)[1:-1]
+        text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, name)
         (staging / CARD).write_text(text, encoding="utf-8")
         if recipe:
             _write_yaml(staging / RECIPE, dict(recipe))

@@ -291,15 +291,24 @@ def _load_subjects(
     """The baseline, unless the report has none, and the release."""
     release = SentenceEmbeddings(options.run, load_run(Path(options.run)))
     baseline, prompt = options.baseline or facts["model"], options.baseline_prompt
+    is_own = baseline == facts["model"]
     if baseline == "none":
         return {"after": release}
-    model = load_encoder(baseline)
+    model = load_encoder(facts.get("base", baseline), **_pooling(facts)) if is_own else load_encoder(baseline)
     used = {one["settings"]["prompt"] for one in (earlier.get("before") or {}).values()}
-    if prompt == "auto" and len(used) == 1 and baseline == facts["model"]:
+    if prompt == "auto" and len(used) == 1 and is_own:
         prompt = str(used.pop())
     else:
         prompt = resolve_prompt(model, None if prompt == "none" else prompt)
     return {"before": SentenceEmbeddings(baseline, {"": model}, prompt), "after": release}
+
+
+def _pooling(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The pooling with which a run loaded the encoder that it started from."""
+    return {
+        "pooling": facts.get("settings", {}).get("pooling"),
+        "default_pooling": facts["recipe"].get("pooling", "mean"),
+    }
 
 
 def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained: set[str]) -> Sets:

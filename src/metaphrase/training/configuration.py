@@ -246,7 +246,7 @@ def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any
 
 
 def configured_recipe(config: RunConfig) -> Recipe:
-    """The recipe with the configured vocabulary and transform in every term that has them."""
+    """The recipe with the configured length, and with the vocabulary and transform in every term that has them."""
     recipe = Recipe.load(config.recipe)
     recipe.check()
     chosen = {name: value for name in ("vocabulary", "transform") if (value := getattr(config, name)) is not None}
@@ -258,7 +258,7 @@ def configured_recipe(config: RunConfig) -> Recipe:
     for name in chosen:
         if not any(name in term.args for term in terms):
             logger.warning("No objective of recipe %s has a %s, so --%s has no effect.", recipe.name, name, name)
-    return replace(recipe, terms=tuple(terms))
+    return replace(recipe, terms=tuple(terms), max_length=config.max_length or recipe.max_length)
 
 
 def number_or_auto(value: Any, number: type[float], hint: Any, name: str) -> Any:

@@ -190,9 +190,7 @@ class AlignmentLoss(nn.Module):
         }
 
 
-def build_loss(
-    model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, max_length: int | None = None
-) -> AlignmentLoss:
+def build_loss(model: SentenceTransformer, recipe: Recipe, corpus: Corpus) -> AlignmentLoss:
     """Build a recipe's loss, with the vocabulary and the languages of the corpus."""
     english_ids = None
     if any(term.args.get("vocabulary") == "english" for term in recipe.terms):
@@ -201,7 +199,7 @@ def build_loss(
         english_ids = english_piece_ids(corpus.dataset["target"], model.tokenizer)
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
-    return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))
+    return AlignmentLoss(model, recipe, english_ids=english_ids, languages=sorted(languages))
 
 
 def _check_state(objective: Objective) -> None:

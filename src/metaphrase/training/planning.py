@@ -156,7 +156,6 @@ def step_seconds(
     *,
     freeze: bool,
     seed: int,
-    max_length: int | None = None,
     micro_batch_size: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> float:
@@ -169,7 +168,7 @@ def step_seconds(
         torch.manual_seed(seed)
         if freeze:
             freeze_word_embeddings(model)
-        loss = build_loss(model, recipe, corpus, max_length=max_length).to(model.device).train()
+        loss = build_loss(model, recipe, corpus).to(model.device).train()
         loss.micro_batch_size = micro_batch_size
         collate = ParallelCollator(model.tokenizer, loss.views, seed=seed)
         rows = corpus.dataset.shuffle(seed=seed)

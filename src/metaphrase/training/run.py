@@ -28,7 +28,7 @@ from metaphrase.checkpoints.saving import check_finite
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
-from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder, model_folder
+from metaphrase.encoders.loading import freeze_word_embeddings, full_name, load_encoder, model_folder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.guards import GuardEvaluator
@@ -127,6 +127,7 @@ class TrainingRun:
     """
 
     encoder: SentenceTransformer
+    base: str
     tests: EvaluationSets
     baseline: Baseline
     corpus: Corpus
@@ -235,6 +236,7 @@ class TrainingRun:
             default_pooling=self.recipe.pooling,
             device="cpu" if self.config.use_cpu else None,
         )
+        self.base = full_name(self.config.model)
         check_finish(self.encoder, self.config)
 
     def load_test_sets(self) -> None:
@@ -293,6 +295,7 @@ class TrainingRun:
             "settings": self.config.settings(),
             "recipe": self.recipe.to_dict(),
             "model": self.config.model,
+            "base": self.base,
             "frozen_word_embeddings": self.config.freeze_word_embeddings,
             "transforms": self.loss.transforms(),
             "seed": arguments.seed,
@@ -333,9 +336,9 @@ class TrainingRun:
         elif self.encoder.device.type == "cpu" and has_bfloat16_instructions():
             size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
             config = self.config
-            settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "max_length": config.max_length}
+            settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "seed": config.seed}
             settings["micro_batch_size"] = config.micro_batch_size
-            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings, seed=config.seed)
+            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings)
             arguments.bf16 = from_first_process(dtype == torch.bfloat16)
         if arguments.bf16:
             arguments.mixed_precision = "bf16"
@@ -348,7 +351,7 @@ class TrainingRun:
             add_lora(self.encoder, self.config.lora_rank)
         if self.config.keep_adapter and not has_adapter(self.encoder):
             raise UsageError("--keep_adapter requires an adapter: pass --lora_rank as well.")
-        self.loss = build_loss(self.encoder, self.recipe, self.corpus, max_length=self.config.max_length)
+        self.loss = build_loss(self.encoder, self.recipe, self.corpus)
         for term in self.recipe.terms:
             if term.args.get("temperature") == "auto":
                 logger.info("The temperature of %s is %g.", term.name, self.loss.objectives[term.name].temperature)
