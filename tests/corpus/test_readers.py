@@ -262,6 +262,7 @@ def test_another_language_can_be_the_target(tmp_path):
 @pytest.mark.parametrize(
     ("name", "language"),
     [("ccmatrix.sw-en.tsv", "sw"), ("en-zh_CN.tsv", "zh"), ("SW-EN.tsv", "sw"), ("zh-Hant-en.tsv", "zh"), ("sw-en.my-own.train.tsv.gz", "sw"),
+     ("web_sw-en.tsv", "sw"), ("my_sw-en.tsv", "sw"), ("pt_br-en.tsv", "pt"), ("xx_Latn-en.tsv", "xx"),
      ("the-end.tsv", None), ("de-fr.tsv", None), ("corpus.tsv", None)],
 )  # fmt: skip
 def test_languages_in_file_names(tmp_path, name, language):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from metaphrase.corpus.codes import NO_CODES, bare_language, language_code
+from metaphrase.corpus.codes import NO_CODES, bare_language, language_code, standard_code
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name, stream_rows
 from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.rows import OPTIONAL
@@ -372,7 +372,11 @@ def _stem(path: Path) -> str:
 def _named_pair(name: str, into: str) -> tuple[str | None, str | None]:
     """The languages in a name such as ``europarl.sw-en.train``, in its order, if one is the target."""
     for match in _PAIR.finditer(name):
-        first, second = map(bare_language, match.groups())
+        first, second = match.groups()
+        last = first.rpartition("_")[2]
+        if standard_code(first) is None and standard_code(last) is not None:  # web_sw-en: a word before the pair
+            first = last
+        first, second = bare_language(first), bare_language(second)
         if into in (first, second) and first != second:
             return first, second
     return None, None
