@@ -408,6 +408,20 @@ def test_a_suffix_of_a_moses_pair_that_is_also_a_code(tmp_path):
     assert corpus.dataset["source_lang"][:] == ["sw"]
 
 
+@pytest.mark.parametrize("code", ["zh-Hans", "pt-BR"])
+def test_codes_with_a_hyphen(tmp_path, code):
+    language = code[:2]
+    rows = "".join(json.dumps({"translation": {code: source, "en": target}}) + "\n" for source, target in PAIRS)
+    for side, suffix in enumerate((code, "en")):
+        write(tmp_path / f"x.{suffix}", "".join(f"{pair[side]}\n" for pair in PAIRS))
+    write(tmp_path / f"x.{language}-en", "another file\n")
+    table, lines = tsv(tmp_path / "x.tsv", header=f"{code}\ten"), write(tmp_path / "x.jsonl", rows)
+    for path in (table, lines, f"{tmp_path}/x.{code},{tmp_path}/x.en", tmp_path / "x"):
+        corpus = load_corpus(path)
+        assert pairs_of(corpus) == PAIRS
+        assert languages_of(corpus) == {(language, "en")}
+
+
 def test_a_moses_folder_with_ids_beside_it(tmp_path):
     moses(tmp_path, "Bible.en-sw")
     write(tmp_path / "Bible.en-sw.ids", "1\n")

@@ -32,7 +32,7 @@ SPLITS = ("train", "dev", "valid", "validation", "test")
 _DEV = frozenset(["dev", "valid", "validation"])
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
-_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|-[a-z]{4}|-[a-z]{2})?")
 _NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
 _PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
@@ -233,7 +233,7 @@ def language_pair(source_lang: str | None, target_lang: str | None) -> str:
 
 
 def is_language(name: str) -> bool:
-    """Whether a name has the form of a language code, such as ``sw`` or ``zh_cn``."""
+    """Whether a name has the form of a language code, such as ``sw``, ``zh_cn`` or ``zh-hans``."""
     return _LANGUAGE.fullmatch(name) is not None and name not in NO_CODES
 
 
@@ -344,7 +344,7 @@ def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:
     sides: dict[str, Path] = {}
     for path in sorted(prefix.parent.iterdir()):
         code = _suffix(path)
-        if _stem(path) == prefix.name and is_language(code.lower()):
+        if _stem(path) == prefix.name and is_language(code.lower()) and _named_pair(code, into)[0] is None:
             sides.setdefault(bare_language(code), path)
     named = set(filter(None, _named_pair(prefix.name, into)))
     others = [code for code in sides if code != into and (code in named or not named) and code not in FORMATS.values()]
