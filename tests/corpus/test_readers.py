@@ -96,12 +96,13 @@ def test_scores_and_back_translations_go_along_and_turn_round(tmp_path, streamin
         "target_lang",
         "alignment",
         "alignment_scores",
+        "segmenter",
         "source_bt",
         "target_bt",
     ]
     rows = [
-        ("maji moto", "hot water", "sw", "en", "0-1 1-0", "0.9 0.5", "maji ya moto ||| maji", "warm water"),
-        ("the cat", "paka huyo", "en", "sw", "1-0 0-1", "1e-3 1", "a cat", "paka"),
+        ("maji moto", "hot water", "sw", "en", "0-1 1-0", "0.9 0.5", "icu", "maji ya moto ||| maji", "warm water"),
+        ("the cat", "paka huyo", "en", "sw", "1-0 0-1", "1e-3 1", "icu-target", "a cat", "paka"),
     ]
     path = tsv(tmp_path / "all.tsv", rows, "\t".join(columns))
     first, second = load_corpus(path, streaming=streaming).dataset
@@ -113,6 +114,7 @@ def test_scores_and_back_translations_go_along_and_turn_round(tmp_path, streamin
         "target_lang": "en",
         "alignment": "0-1 1-0",
         "alignment_scores": "1e-3 1",
+        "segmenter": "icu-source",
         "source_bt": "paka",
         "target_bt": "a cat",
     }
