@@ -35,7 +35,7 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
     names = list(names)
     columns: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        columns[_role(name)].append(name)
+        columns[column_role(name)].append(name)
 
     def column(role: str | None) -> str | None:
         found = columns.get(role or "", [])
@@ -134,10 +134,10 @@ def _no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusErro
 
 def is_header(names: Iterable[str]) -> bool:
     """Whether a line holds a name of a column of a pair, perhaps in quotation marks."""
-    return any(_role(name.strip("\"' ")) in ("source", "target", "source_lang", "target_lang") for name in names)
+    return any(column_role(name.strip("\"' ")) in ("source", "target", "source_lang", "target_lang") for name in names)
 
 
-def _role(name: str) -> str:
+def column_role(name: str) -> str:
     """What a column holds: ``source``, ``target``, the code of a language, or what its name says."""
     name = name.strip().lower()
     if name in _SOURCE_NAMES:
@@ -183,7 +183,11 @@ def _row(record: Mapping[str, Any], layout: Layout) -> Row | BadLine:
     if None in values[:2]:
         return BadLine("missing side", repr(names[values.index(None)]))
     for at, (name, value) in enumerate(zip(names, values, strict=True)):
-        if _role(name) == NEGATIVES[0] and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        if (
+            column_role(name) == NEGATIVES[0]
+            and isinstance(value, list)
+            and all(isinstance(one, str) for one in value)
+        ):
             values[at] = value = SEPARATOR.join(value)
         if not isinstance(value, str | None):
             return BadLine("not text", f"{name} is {value!r:.40}")
