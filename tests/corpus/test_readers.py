@@ -382,6 +382,17 @@ def test_splits_of_a_folder(tmp_path):
         load_corpus(tmp_path, split="test")
 
 
+def test_a_folder_names_the_files_that_it_does_not_read(tmp_path, caplog):
+    for name in ("sw-en.train.TSV", "opus.sw-en.tsv", "te-en.tsv", "sw-en.dev.tsv"):
+        tsv(tmp_path / name, many(2, name))
+    load_corpus(tmp_path, split="dev")
+    assert not caplog.records
+    assert load_corpus(tmp_path).report.languages == {"sw": 2, "te": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path} has files of the split train, so these are not read: {tmp_path}/opus.sw-en.tsv."
+    ]
+
+
 @pytest.mark.parametrize("name", ["sw-en.{}", "{}.sw-en", "news.sw-en.{}.v2"])
 def test_splits_are_told_apart_whatever_their_names(tmp_path, name):
     for split in ("train", "validation", "test", "extra"):

@@ -293,7 +293,10 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
         chosen = [file for part, file in candidates if part == split]
         if not chosen and split in _DEV:
             chosen = [file for part, file in candidates if part in _DEV]
-        files += chosen or [file for part, file in candidates if part is None]
+        unsplit = [file for part, file in candidates if part is None]
+        if chosen and unsplit and split == "train":
+            logger.warning("%s has files of the split train, so these are not read: %s.", folder, file_names(unsplit))
+        files += chosen or unsplit
     if not files:
         has = "It has no parallel files, and no Parquet files with pairs and the columns source_lang and target_lang."
         if splits := {part for candidates in found.values() for part, _ in candidates if part}:
@@ -310,7 +313,7 @@ def _member(path: Path, into: str) -> BitextFile | None:
     if source_lang is None:
         is_shard = path.suffix == ".parquet" and _is_shard(path)
         return BitextFile(str(path), "parquet", (path,), into=into) if is_shard else None
-    if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
+    if "." + _suffix(path).lower() in FORMATS:
         return BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
     sides = _sides_of(path.with_name(_stem(path)), into) if _suffix(path) == into else None
     return _moses(",".join(map(str, sides)), *sides, into) if sides else None
@@ -352,7 +355,7 @@ def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:
 
 
 def _format(path: Path) -> str:
-    suffix = "." + _suffix(path)
+    suffix = "." + _suffix(path).lower()
     if suffix not in FORMATS:
         raise CorpusError(
             f"The format of {path} is unknown. Supported formats: {', '.join(FORMATS)} (also .gz), and the Moses pair "
