@@ -32,8 +32,10 @@ from metaphrase.aligners.linking import (
     segmenter_of,
 )
 from metaphrase.aligners.options import AlignOptions
+from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.files import BitextFile
 from metaphrase.corpus.phrases import PhraseTable
-from metaphrase.corpus.readers.columns import is_header
+from metaphrase.corpus.readers.columns import find_layout, is_header
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.digests import file_sha256
@@ -139,7 +141,8 @@ class _Lines:
             if len(set(columns)) < len(columns):
                 raise CorpusError(f"stdin:1: the header has a duplicate column: {', '.join(columns)}.")
             return cls(options, columns, _split(lines, len(columns), "\t"))
-        if len(columns) != 2 or is_header(columns):
+        file = BitextFile("stdin", "tsv", into=bare_language(options.target_lang))
+        if len(columns) != 2 or is_header(columns) or find_layout(columns, file) is not None:
             raise CorpusError(
                 "stdin:1: expected a line 'source<TAB>target' or 'a b ||| x y', or a header with the columns 'source' and "
                 f"'target', found {text[:80]!r}."
@@ -153,8 +156,12 @@ class _Lines:
 
     def columns(self, rows: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
         """Convert rows to the columns that an aligner reads."""
-        columns = {name: [getattr(self.options, name)] * len(rows) for name in ("source_lang", "target_lang")}
-        return columns | {name: [row[at] for row in rows] for at, name in enumerate(self.names) if name in _READ}
+        languages = {name: getattr(self.options, name) for name in ("source_lang", "target_lang")}
+        columns = {name: [language] * len(rows) for name, language in languages.items()}
+        for at, name in enumerate(self.names):
+            if name in _READ:
+                columns[name] = [row[at] or languages.get(name, "") for row in rows]
+        return columns
 
     @property
     def added(self) -> list[str]:
