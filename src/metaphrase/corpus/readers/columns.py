@@ -114,10 +114,11 @@ def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     if file.columns or is_header(columns):
         raise _no_columns(file, 1, columns)
     if len(columns) != 2:
+        has = f"this one has {len(columns)}" if any(map(str.strip, columns)) else "the first line of this one is empty"
+        header = ("," if file.format == "csv" else "<TAB>").join(["source", "target", "source_lang"])
         raise CorpusError(
-            f"{file.name}:1: a {kind} without a header has two columns, source and target, but this one has {len(columns)}. "
-            "Add a header such as 'source target source_lang', or name the columns of its header: --source_column and "
-            "--target_column."
+            f"{file.name}:1: a {kind} without a header has two columns, source and target, but {has}. Add a header such as "
+            f"'{header}', or name the columns of its header: --source_column and --target_column."
         )
     return None
 
