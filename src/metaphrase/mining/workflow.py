@@ -152,8 +152,8 @@ def mine_files(
 
 def _prepare_texts(
     options: MiningOptions, search: SearchOptions, work: Path
-) -> tuple[SentenceTransformer, dict[str, Sentences], dict[str, dict[str, Any]]]:
-    """Start or resume the work: the encoder, the distinct sentences of each side, and its facts for the summary."""
+) -> tuple[SentenceTransformer, dict[str, Sentences], dict[str, Any]]:
+    """Start or resume the work: the encoder, the distinct sentences of each side, and their facts for the summary."""
     inputs = [(options.source, options.source_column), (options.target, options.target_column)]
     read = [partial(read_sentences, path, column) for path, column in inputs]
     for side, text in zip(SIDES, read, strict=True):
@@ -164,14 +164,15 @@ def _prepare_texts(
         {"sha256": pin.sha256, "bytes": pin.size, "column": column}
         for pin, (_, column) in zip(pins, inputs, strict=True)
     ]
-    open_work_folder(work, work_manifest(model, search, {"inputs": files}))
+    manifest = work_manifest(model, search, {"inputs": files})
+    open_work_folder(work, manifest)
     with unchanged(pins):
         texts = {side: Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True)}
     described = {
         side: {"lang": language, "file": Path(path).name, **file, **texts[side].facts}
         for side, language, (path, _), file in zip(SIDES, options.languages, inputs, files, strict=True)
     }
-    return model, texts, described
+    return model, texts, described | {"encoder": manifest["encoder"]}
 
 
 def _load_found(
@@ -227,7 +228,7 @@ def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> di
 
 def _settings(options: MiningOptions, search: SearchOptions, model: SentenceTransformer) -> dict[str, Any]:
     """The settings of the search and of the scores for the summary."""
-    scores = {name: getattr(options, name) for name in ("margin", "retrieval", "top")}
+    scores = {name: getattr(options, name) for name in ("margin", "retrieval", "copies", "top")}
     return asdict(search) | {"prompt": resolve_prompt(model, search.prompt_name)} | scores
 
 
