@@ -138,7 +138,7 @@ def test_refuses_empty_and_doubled_files(tmp_path):
     with pytest.raises(ValueError, match=r"sw-en.tsv.gz"):
         load_parallel_folder(tmp_path)
     (tmp_path / "sw-en.tsv").write_text("source\ttarget\npaka\tcat\n")
-    with pytest.raises(ValueError, match=r"both \S+/sw-en\.tsv and \S+/sw-en\.tsv\.gz"):
+    with pytest.raises(ValueError, match=r"Both \S+/sw-en\.tsv and \S+/sw-en\.tsv\.gz"):
         load_parallel_folder(tmp_path)
 
 

@@ -132,4 +132,4 @@ def files_by_language(
 def add_file(files: dict[str, Path], key: str, file: Path) -> None:
     """Add a file to a test set, and refuse a second one in its place."""
     if (other := files.setdefault(key, file)) != file:
-        raise DataError(f"There are both {other} and {file}, of which only one can be read. Keep one of them.")
+        raise DataError(f"Both {other} and {file} exist, but only one can be read. Keep one of them.")

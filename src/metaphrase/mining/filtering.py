@@ -248,7 +248,7 @@ def hard_negatives(
     targets: Sequence[str],
     count: int,
 ) -> list[list[str]]:
-    """The targets most similar to the source of each pair that are not its translation, nor nearly as similar.
+    """The targets most similar to the source of each pair, except its translations and targets that are nearly as similar.
 
     Targets that contain the separator of a column of sentences are skipped.
 

@@ -151,7 +151,7 @@ class Approximate:
 
         Args:
             pool: The rows to search.
-            kind: ``"ivf"``, cells of which the nearest are searched, or ``"hnsw"``, a graph of neighbours.
+            kind: ``"ivf"``, cells, the nearest of which are searched, or ``"hnsw"``, a graph of neighbours.
             probes: Cells of ``"ivf"`` searched per query; for ``"hnsw"``, ``efSearch`` is four times this number.
             seed: Seed of the sample.
             advance: Called with the number of newly added rows.
