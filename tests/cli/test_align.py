@@ -81,6 +81,12 @@ def test_a_header_gets_columns(filtered):
     assert all(0 < float(score) <= 1 for score in out[1].split("\t")[4].split())
 
 
+def test_an_option_states_the_language_of_an_empty_cell(filtered):
+    pairs = [f"{line}\t" for line in LINES]
+    out = filtered(["source\ttarget\tsource_lang", *pairs, "猫喝水\tcat drinks\t"], "--source_lang", "zh")
+    assert out[-1].split("\t")[2::3] == ["", "icu"]
+
+
 def test_two_columns_get_a_third(filtered):
     out = filtered(LINES, "-")
     assert out == [f"{line}\t{'0-0 1-1' if ' ' in line else '0-0'}" for line in LINES]
@@ -207,6 +213,7 @@ def test_a_filter_can_write_to_a_file(filtered, tmp_path):
     [
         ("a\tb\tc\n", "stdin:1: expected a line 'source<TAB>target'"),
         ("one sentence\n", "stdin:1: expected a line"),
+        ("sw\ten\n", "or a header with the columns 'source' and 'target', found 'sw"),
         ("a\tb\na\n", "stdin:2: expected 2 columns, found 1: 'a'"),
         ("a ||| b\na\n", "stdin:2: expected 2 columns, found 1"),
         ("source\ttarget\tsource\n", "duplicate column"),

@@ -137,7 +137,7 @@ def test_daps_filters_as_the_released_code_has_them():
 
 
 def test_dap_tidies():
-    assert Cleaning.dap().tidy('a\tb "c"\x07d\x0be\x7f\x00') == "a b cde"
+    assert Cleaning.dap().tidy('a\tb "c"\x07d\x0be\x7f\x00\nf\r') == "a b cde f"
     assert Cleaning().tidy(' a "b"\x07 ') == 'a "b"\x07'
 
 

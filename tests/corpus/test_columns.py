@@ -80,7 +80,10 @@ def test_every_line_of_an_unusable_record_is_counted(tmp_path):
 
 
 def test_a_csv_without_the_columns_is_refused(tmp_path):
-    with pytest.raises(CorpusError, match=r"x\.csv:1: a CSV without a header has two columns.*--source_column"):
+    with pytest.raises(
+        CorpusError,
+        match=r"x\.csv:1: a CSV without a header has two columns.*'source,target,source_lang'.*--source_column",
+    ):
         load_corpus(write(tmp_path / "x.csv", "id,swahili,english text\n1,a,b\n"), source_lang="sw")
 
 

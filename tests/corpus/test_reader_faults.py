@@ -150,7 +150,8 @@ def test_a_file_without_one_pair_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("first", "message"),
-    [("score\tpaka\tcat", "without a header.* has 3"), ("paka", "without a header.* has 1"),
+    [("score\tpaka\tcat", "without a header.* has 3.*'source<TAB>target<TAB>source_lang'"),
+     ("paka", "without a header.* has 1"), ("", "the first line of this one is empty"),
      ("source\ttarget\tscore\tscore", "duplicate column")],
 )  # fmt: skip
 def test_wrong_headers(tmp_path, first, message):

@@ -96,12 +96,13 @@ def test_scores_and_back_translations_go_along_and_turn_round(tmp_path, streamin
         "target_lang",
         "alignment",
         "alignment_scores",
+        "segmenter",
         "source_bt",
         "target_bt",
     ]
     rows = [
-        ("maji moto", "hot water", "sw", "en", "0-1 1-0", "0.9 0.5", "maji ya moto ||| maji", "warm water"),
-        ("the cat", "paka huyo", "en", "sw", "1-0 0-1", "1e-3 1", "a cat", "paka"),
+        ("maji moto", "hot water", "sw", "en", "0-1 1-0", "0.9 0.5", "icu", "maji ya moto ||| maji", "warm water"),
+        ("the cat", "paka huyo", "en", "sw", "1-0 0-1", "1e-3 1", "icu-target", "a cat", "paka"),
     ]
     path = tsv(tmp_path / "all.tsv", rows, "\t".join(columns))
     first, second = load_corpus(path, streaming=streaming).dataset
@@ -113,6 +114,7 @@ def test_scores_and_back_translations_go_along_and_turn_round(tmp_path, streamin
         "target_lang": "en",
         "alignment": "0-1 1-0",
         "alignment_scores": "1e-3 1",
+        "segmenter": "icu-source",
         "source_bt": "paka",
         "target_bt": "a cat",
     }
@@ -262,6 +264,7 @@ def test_another_language_can_be_the_target(tmp_path):
 @pytest.mark.parametrize(
     ("name", "language"),
     [("ccmatrix.sw-en.tsv", "sw"), ("en-zh_CN.tsv", "zh"), ("SW-EN.tsv", "sw"), ("zh-Hant-en.tsv", "zh"), ("sw-en.my-own.train.tsv.gz", "sw"),
+     ("web_sw-en.tsv", "sw"), ("my_sw-en.tsv", "sw"), ("pt_br-en.tsv", "pt"), ("xx_Latn-en.tsv", "xx"),
      ("the-end.tsv", None), ("de-fr.tsv", None), ("corpus.tsv", None)],
 )  # fmt: skip
 def test_languages_in_file_names(tmp_path, name, language):
@@ -379,6 +382,17 @@ def test_splits_of_a_folder(tmp_path):
         load_corpus(tmp_path, split="test")
 
 
+def test_a_folder_names_the_files_that_it_does_not_read(tmp_path, caplog):
+    for name in ("sw-en.train.TSV", "opus.sw-en.tsv", "te-en.tsv", "sw-en.dev.tsv"):
+        tsv(tmp_path / name, many(2, name))
+    load_corpus(tmp_path, split="dev")
+    assert not caplog.records
+    assert load_corpus(tmp_path).report.languages == {"sw": 2, "te": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path} has files of the split train, so these are not read: {tmp_path}/opus.sw-en.tsv."
+    ]
+
+
 @pytest.mark.parametrize("name", ["sw-en.{}", "{}.sw-en", "news.sw-en.{}.v2"])
 def test_splits_are_told_apart_whatever_their_names(tmp_path, name):
     for split in ("train", "validation", "test", "extra"):
@@ -405,6 +419,20 @@ def test_a_suffix_of_a_moses_pair_that_is_also_a_code(tmp_path):
         (tmp_path / f"train.{suffix}").write_text(text)
     corpus = load_corpus(f"{tmp_path}/train.src,{tmp_path}/train.en", languages=["sw"])
     assert corpus.dataset["source_lang"][:] == ["sw"]
+
+
+@pytest.mark.parametrize("code", ["zh-Hans", "pt-BR"])
+def test_codes_with_a_hyphen(tmp_path, code):
+    language = code[:2]
+    rows = "".join(json.dumps({"translation": {code: source, "en": target}}) + "\n" for source, target in PAIRS)
+    for side, suffix in enumerate((code, "en")):
+        write(tmp_path / f"x.{suffix}", "".join(f"{pair[side]}\n" for pair in PAIRS))
+    write(tmp_path / f"x.{language}-en", "another file\n")
+    table, lines = tsv(tmp_path / "x.tsv", header=f"{code}\ten"), write(tmp_path / "x.jsonl", rows)
+    for path in (table, lines, f"{tmp_path}/x.{code},{tmp_path}/x.en", tmp_path / "x"):
+        corpus = load_corpus(path)
+        assert pairs_of(corpus) == PAIRS
+        assert languages_of(corpus) == {(language, "en")}
 
 
 def test_a_moses_folder_with_ids_beside_it(tmp_path):

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.utils.data import DataLoader
 
-from metaphrase.corpus import Cleaning, load_corpus
+from metaphrase.corpus import Cleaning, files, load_corpus, loading
 from metaphrase.corpus.loading import mix, shares
 from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.readers import read_parallel
@@ -185,10 +185,18 @@ def test_the_limit_of_a_stream_counts_languages_of_columns_in_other_files(tmp_pa
         load_corpus(tmp_path, limit=2, temperature=0.5, streaming=True)
 
 
-def test_a_stream_has_the_columns_that_only_later_rows_fill(tmp_path):
-    columns = {"source": ["paka"] * 300, "target": ["cat"] * 300, "alignment": [None] * 150 + ["0-0"] * 150}
-    pq.write_table(pa.table(columns), tmp_path / "sw-en.parquet")
-    whole, stream = (load_corpus(tmp_path, cleaning=None, streaming=streaming).dataset for streaming in (False, True))
+@pytest.mark.parametrize("kind", ["parquet", "hub"])
+def test_a_stream_has_the_columns_that_only_later_rows_fill(tmp_path, monkeypatch, kind):
+    columns = {"source": ["paka"] * 300, "target": ["cat"] * 300, "Alignment": [None] * 150 + ["0-0"] * 150}
+    columns["negative"] = [None] * 150 + ["dog"] * 150
+    table, name = pa.table(columns), tmp_path / "sw-en.parquet"
+    if kind == "hub":
+        name = "hf:acme/sw-en"
+        monkeypatch.setattr(loading, "pin_revision", lambda *name: None)
+        monkeypatch.setattr(files, "stream_rows", lambda *name: table.to_pylist())
+    else:
+        pq.write_table(table, name)
+    whole, stream = (load_corpus(name, cleaning=None, streaming=streaming).dataset for streaming in (False, True))
     assert stream.features == whole.features
     assert list(stream) == list(whole)
 

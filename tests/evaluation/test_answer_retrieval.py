@@ -11,6 +11,7 @@ from metaphrase.evaluation.answer_retrieval import (
     evaluate_answer_retrieval,
     load_answer_folder,
     rank_answers,
+    sentence_spans,
 )
 from metaphrase.evaluation.compare import compare
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError, NonFiniteError
@@ -146,6 +147,12 @@ def test_embeddings_and_answers_are_checked():
 
 
 # --- Data ---
+
+
+@pytest.mark.parametrize("end", ".?؟।۔።։။។")
+def test_sentences_end_in_any_script(end):
+    text = f"a first sentence{end} a second sentence{end}"
+    assert [text[slice(*span)].strip() for span in sentence_spans(text)] == text.replace(" a", "\na").split("\n")
 
 
 def test_a_folder_is_read(tmp_path):

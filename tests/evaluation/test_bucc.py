@@ -294,7 +294,7 @@ def test_quotation_marks_and_line_separators_are_text(tmp_path):
         ),
         (
             lambda d: (d / "zh-en.sample.zh.gz").write_bytes(b""),
-            r"both \S+sample\.zh and \S+sample\.zh\.gz, of which only one",
+            r"Both \S+sample\.zh and \S+sample\.zh\.gz exist, but only one",
         ),
         (lambda d: (d / "zh-en.sample.en").write_text("e\ta\ne\tb\n"), r"en:2: the identifier 'e' is used twice"),
         (

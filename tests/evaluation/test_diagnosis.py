@@ -193,11 +193,12 @@ def test_the_wrong_pooling(tiny_encoder, swahili, monkeypatch):
 
 def test_words_are_counted_and_linked(tiny_encoder, german, monkeypatch):
     monkeypatch.setattr(diagnosis, "WORD_COUNT", 2)
+    german = replace(german, sources=tuple(f"¿{text}۔" for text in german.sources))
     rows, finding = under_aligned(tiny_encoder, german)
     assert rows
     text = " ".join(german.sources).casefold().split()
     for row in rows:
-        assert row["count"] == sum(word.strip(".,!?") == row["word"] for word in text)
+        assert row["count"] == sum(word.strip(".,!?¿۔") == row["word"] for word in text)
         assert 0 <= row["linked"] <= 1
         assert (row["score"] is None) == (row["translation"] is None) == (row["linked"] == 0)
     assert [row["linked"] for row in rows] == sorted(row["linked"] for row in rows)

@@ -138,7 +138,7 @@ def test_refuses_empty_and_doubled_files(tmp_path):
     with pytest.raises(ValueError, match=r"sw-en.tsv.gz"):
         load_parallel_folder(tmp_path)
     (tmp_path / "sw-en.tsv").write_text("source\ttarget\npaka\tcat\n")
-    with pytest.raises(ValueError, match=r"both \S+/sw-en\.tsv and \S+/sw-en\.tsv\.gz"):
+    with pytest.raises(ValueError, match=r"Both \S+/sw-en\.tsv and \S+/sw-en\.tsv\.gz"):
         load_parallel_folder(tmp_path)
 
 
@@ -204,8 +204,9 @@ def test_the_first_of_equal_candidates_counts(n):
     """Each sentence occurs twice. A plain matrix product rounds the two copies' similarities differently."""
     texts = [str(i) for i in range(n // 2)] + [str(i) for i in range(n - n // 2)]
     embeddings = np.random.default_rng(0).normal(size=(n, 48))[[int(text) for text in texts]]
-    for hits in retrieval_hits(embeddings, embeddings):
-        assert hits.tolist() == [text not in texts[:i] for i, text in enumerate(texts)]
+    for margin_k in (None, 4):
+        for hits in retrieval_hits(embeddings, embeddings, margin_k=margin_k):
+            assert hits.tolist() == [text not in texts[:i] for i, text in enumerate(texts)]
     for hits in retrieval_hits(embeddings, embeddings, match_text=(texts, texts)):
         assert hits.all()
 

@@ -69,6 +69,12 @@ def test_a_folder_is_read_in_the_order_of_ids(tmp_path):
     assert (pairs["tat_Cyrl"].sources[7], pairs["tat_Cyrl"].targets[7]) == ("tat_Cyrl sports 7", "eng_Latn sports 7")
 
 
+def test_line_breaks_of_windows(tmp_path):
+    rows = "index_id\tcategory\ttext\r\n1\thealth\tone\r\n2\tsports\ttwo\r\n"
+    (tmp_path / "eng_Latn.train.tsv").write_bytes(rows.encode())
+    assert load_topic_folder(tmp_path)["eng_Latn"].texts == ("one", "two")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

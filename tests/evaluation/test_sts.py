@@ -101,7 +101,7 @@ def test_missing_files_are_reported_with_alternatives(tmp_path):
     with pytest.raises(ValueError, match="has no pairs"):
         load_sts_folder(tmp_path, split="dev")
     write(tmp_path / "sts-de-dev.csv.gz", [("a", "b", 1)])
-    with pytest.raises(ValueError, match=r"both \S+/sts-de-dev\.csv\.gz and \S+/stsb-de-dev\.csv\.gz"):
+    with pytest.raises(ValueError, match=r"Both \S+/sts-de-dev\.csv\.gz and \S+/stsb-de-dev\.csv\.gz exist"):
         load_sts_folder(tmp_path, split="dev")
 
 

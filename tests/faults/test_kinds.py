@@ -77,7 +77,7 @@ def kinds(tmp_path) -> dict[str, tuple[bytes, str]]:
         "rar": (b"Rar!\x1a\x07\x01\x00", "a RAR archive"),
         "tar": (tar(), "a tar archive"),
         "tar.gz": (gzip.compress(tar()), "a tar archive"),
-        "gzip twice": (gzip.compress(gzip.compress(TEXT.encode())), "compressed once too often"),
+        "gzip twice": (gzip.compress(gzip.compress(TEXT.encode())), "compressed one time too many"),
         "parquet": (table(tmp_path, pq.write_table), "a Parquet file. Rename it to .parquet"),
         "arrow": (table(tmp_path, feather.write_feather), "an Arrow file"),
         "sqlite": (database(tmp_path), "an SQLite database"),

@@ -110,3 +110,9 @@ def test_files_beside_those_of_the_split_test_are_named(tmp_path, caplog):
     assert list(load_test_folder(tmp_path)) == ["sw"]
     (record,) = caplog.records
     assert record.getMessage().endswith("has files of the split test, so these are not read: te-en.tsv.")
+
+
+def test_a_checksum_is_not_a_file_of_the_split_test(tmp_path):
+    (tmp_path / "sw-en.tsv").write_text("source\ttarget\npaka\tcat\n", encoding="utf-8")
+    (tmp_path / "sw-en.test.tsv.sha256").write_text("0")
+    assert list(load_test_folder(tmp_path)) == ["sw"]

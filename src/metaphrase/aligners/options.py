@@ -38,8 +38,9 @@ class AlignOptions(BitextOptions):
     )
     output: str | None = option(
         None,
-        "Output file, the bitext with its links: .tsv, .tsv.gz, .jsonl, .jsonl.gz or .parquet. Lines of stdin "
-        "are written to stdout by default.",
+        "Output file, the bitext with its links: .tsv, .tsv.gz, .jsonl, .jsonl.gz or .parquet. Columns of the files other "
+        "than texts, languages, links, back-translations and negatives are not written. Lines of stdin are written to "
+        "stdout by default, with all columns.",
         aliases=["-o"],
     )
     aligner: str = option("fast_align", f"{', '.join(ALIGNERS)} (default: fast_align).")

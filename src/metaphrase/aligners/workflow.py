@@ -32,11 +32,14 @@ from metaphrase.aligners.linking import (
     segmenter_of,
 )
 from metaphrase.aligners.options import AlignOptions
+from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.files import BitextFile
 from metaphrase.corpus.phrases import PhraseTable
-from metaphrase.corpus.readers.columns import is_header
+from metaphrase.corpus.readers.columns import find_layout, is_header
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.digests import file_sha256
+from metaphrase.io.environment import versions
 from metaphrase.io.outputs import claim_folder
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 
@@ -69,13 +72,16 @@ def align_files(
             note(f"{corpus.report}\n")
         # A data set of the Hub has a commit instead of a digest.
         inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
-        open_work_folder(work, _manifest(options, inputs))
+        settings = _settings(options)
+        open_work_folder(work, {"inputs": inputs, **settings})
         assert isinstance(corpus.dataset, Dataset)
         dataset, report = _add_links(corpus.dataset, options, work, show_progress)
         if not save_models(work / "models", options.save):
             logger.warning("No aligner was saved: every pair already has links, so none was trained.")
-        files = [{"file": facts["file"], "sha256": facts["sha256"]} for facts in corpus.files]
+        names = ("file", "sha256", "revision")
+        files = [{name: facts[name] for name in names if name in facts} for facts in corpus.files]
         facts: dict[str, Any] = {"output": Path(options.output).name, "files": files, **report.to_dict()}
+        facts |= {"settings": settings, "versions": versions()}
         if options.phrase_table:
             table = PhraseTable.of_corpus(dataset)
             facts["phrases"] = len(table)
@@ -99,16 +105,16 @@ def _add_links(
     )
 
 
-def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[str, Any]:
-    """Everything that determines the links."""
+def _settings(options: AlignOptions) -> dict[str, Any]:
+    """Everything that determines the links, besides the corpus."""
     irrelevant = ("output", "save", "phrase_table", "summary", "files", "pharaoh")
-    manifest: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in irrelevant}
+    settings: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in irrelevant}
     if options.load:
         files = sorted(Path(options.load).rglob("aligner.json"))
-        manifest["load"] = {str(path): file_sha256(path) for path in files}
+        settings["load"] = {str(path): file_sha256(path) for path in files}
     if options.model:  # of a neural aligner
-        manifest["model"] = {"name": options.model, "sha256": model_digest(options.model)}
-    return {"inputs": dict(inputs), **manifest}
+        settings["model"] = {"name": options.model, "sha256": model_digest(options.model)}
+    return settings
 
 
 #: Lines that are aligned together by an aligner that is not trained on them.
@@ -139,7 +145,8 @@ class _Lines:
             if len(set(columns)) < len(columns):
                 raise CorpusError(f"stdin:1: the header has a duplicate column: {', '.join(columns)}.")
             return cls(options, columns, _split(lines, len(columns), "\t"))
-        if len(columns) != 2 or is_header(columns):
+        file = BitextFile("stdin", "tsv", into=bare_language(options.target_lang))
+        if len(columns) != 2 or is_header(columns) or find_layout(columns, file) is not None:
             raise CorpusError(
                 "stdin:1: expected a line 'source<TAB>target' or 'a b ||| x y', or a header with the columns 'source' and "
                 f"'target', found {text[:80]!r}."
@@ -153,8 +160,12 @@ class _Lines:
 
     def columns(self, rows: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
         """Convert rows to the columns that an aligner reads."""
-        columns = {name: [getattr(self.options, name)] * len(rows) for name in ("source_lang", "target_lang")}
-        return columns | {name: [row[at] for row in rows] for at, name in enumerate(self.names) if name in _READ}
+        languages = {name: getattr(self.options, name) for name in ("source_lang", "target_lang")}
+        columns = {name: [language] * len(rows) for name, language in languages.items()}
+        for at, name in enumerate(self.names):
+            if name in _READ:
+                columns[name] = [row[at] or languages.get(name, "") for row in rows]
+        return columns
 
     @property
     def added(self) -> list[str]:

@@ -336,7 +336,7 @@ def _repeated(pairs: ParallelSet) -> Finding | None:
         "error" if enough and count > IDENTICAL_ERROR * n else "warning",
         "repeated-side",
         f"One text is the {side} of {count:,} of {n:,} different pairs ({count / n:.1%}), whose {other}s differ. Check that "
-        f"the {side}s are the right column or file, and remove pairs that are no translations.",
+        f"the {side}s are the right column or file, and remove pairs that are not translations.",
         pairs.language,
         count,
         n,

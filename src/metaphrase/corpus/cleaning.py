@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from metaphrase.corpus.rows import SENTENCES, SEPARATOR, Row
+from metaphrase.corpus.text import one_line
 from metaphrase.corpus.words import format_links, parse_links, segmenter_of_side, word_spans
 from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 #: Filters that count pieces, if they are set.
 _LIMITS = ("max_ratio", "max_shorter", "max_together", "max_copied")
@@ -32,7 +33,7 @@ class Cleaning:
         tokenizer: Splits a sentence into the pieces that the filters count; required if one of them is set.
         duplicates: Drop a pair that occurred before. None enables this except in a stream, where the memory, about 100
             bytes per pair, would grow without bound.
-        control_characters: Remove control characters and ``"``, and replace tabs by spaces.
+        control_characters: Remove control characters and ``"``, and replace tabs and line breaks by spaces.
         forbidden: Drop a pair with one of these strings in either side.
         placeholders: Drop a pair with a side that equals one of these strings.
         identical: Drop a pair with identical sides.
@@ -109,7 +110,7 @@ class Cleaning:
         'Habari yako'
         """
         if self.control_characters:
-            text = _CONTROL.sub("", text).replace("\t", " ").replace('"', "")
+            text = _CONTROL.sub("", one_line(text)).replace('"', "")
         return text.strip()
 
     def fault(self, source: str, target: str) -> str | None:

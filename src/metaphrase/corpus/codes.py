@@ -38,7 +38,7 @@ _CODES = {name.casefold(): code for code, name in NAMES.items()}
 _KEPT = {"fil": "tl"}
 #: Codes of ISO 639 for no language, or several.
 _NO_LANGUAGE = {"mis", "mul", "und", "zxx"}
-#: Suffixes and columns with another meaning, of which some are also codes of languages: src of Sardinian, raw of Rawang.
+#: Suffixes and columns with another meaning, some of which are also language codes: src (Sardinian), raw (Rawang).
 NO_CODES = frozenset(["txt", "tsv", "csv", "raw", "src", "tgt", "trg", "tmp", "old", "log", "all"])
 
 

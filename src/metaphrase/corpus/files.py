@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from metaphrase.corpus.codes import NO_CODES, bare_language, language_code
+from metaphrase.corpus.codes import NO_CODES, bare_language, language_code, standard_code
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name, stream_rows
 from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.rows import OPTIONAL
@@ -32,7 +32,7 @@ SPLITS = ("train", "dev", "valid", "validation", "test")
 _DEV = frozenset(["dev", "valid", "validation"])
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
-_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|-[a-z]{4}|-[a-z]{2})?")
 _NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
 _PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
@@ -233,7 +233,7 @@ def language_pair(source_lang: str | None, target_lang: str | None) -> str:
 
 
 def is_language(name: str) -> bool:
-    """Whether a name has the form of a language code, such as ``sw`` or ``zh_cn``."""
+    """Whether a name has the form of a language code, such as ``sw``, ``zh_cn`` or ``zh-hans``."""
     return _LANGUAGE.fullmatch(name) is not None and name not in NO_CODES
 
 
@@ -293,7 +293,10 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
         chosen = [file for part, file in candidates if part == split]
         if not chosen and split in _DEV:
             chosen = [file for part, file in candidates if part in _DEV]
-        files += chosen or [file for part, file in candidates if part is None]
+        unsplit = [file for part, file in candidates if part is None]
+        if chosen and unsplit and split == "train":
+            logger.warning("%s has files of the split train, so these are not read: %s.", folder, file_names(unsplit))
+        files += chosen or unsplit
     if not files:
         has = "It has no parallel files, and no Parquet files with pairs and the columns source_lang and target_lang."
         if splits := {part for candidates in found.values() for part, _ in candidates if part}:
@@ -310,7 +313,7 @@ def _member(path: Path, into: str) -> BitextFile | None:
     if source_lang is None:
         is_shard = path.suffix == ".parquet" and _is_shard(path)
         return BitextFile(str(path), "parquet", (path,), into=into) if is_shard else None
-    if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
+    if "." + _suffix(path).lower() in FORMATS:
         return BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
     sides = _sides_of(path.with_name(_stem(path)), into) if _suffix(path) == into else None
     return _moses(",".join(map(str, sides)), *sides, into) if sides else None
@@ -344,7 +347,7 @@ def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:
     sides: dict[str, Path] = {}
     for path in sorted(prefix.parent.iterdir()):
         code = _suffix(path)
-        if _stem(path) == prefix.name and is_language(code.lower()):
+        if _stem(path) == prefix.name and is_language(code.lower()) and _named_pair(code, into)[0] is None:
             sides.setdefault(bare_language(code), path)
     named = set(filter(None, _named_pair(prefix.name, into)))
     others = [code for code in sides if code != into and (code in named or not named) and code not in FORMATS.values()]
@@ -352,7 +355,7 @@ def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:
 
 
 def _format(path: Path) -> str:
-    suffix = "." + _suffix(path)
+    suffix = "." + _suffix(path).lower()
     if suffix not in FORMATS:
         raise CorpusError(
             f"The format of {path} is unknown. Supported formats: {', '.join(FORMATS)} (also .gz), and the Moses pair "
@@ -372,7 +375,11 @@ def _stem(path: Path) -> str:
 def _named_pair(name: str, into: str) -> tuple[str | None, str | None]:
     """The languages in a name such as ``europarl.sw-en.train``, in its order, if one is the target."""
     for match in _PAIR.finditer(name):
-        first, second = map(bare_language, match.groups())
+        first, second = match.groups()
+        last = first.rpartition("_")[2]
+        if standard_code(first) is None and standard_code(last) is not None:  # web_sw-en: a word before the pair
+            first = last
+        first, second = bare_language(first), bare_language(second)
         if into in (first, second) and first != second:
             return first, second
     return None, None

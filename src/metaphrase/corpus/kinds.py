@@ -20,7 +20,7 @@ _DECOMPRESS = "Decompress it, or compress it with gzip instead."
 #: The first bytes of files that are not text in UTF-8, what these files are, and what to do.
 _SIGNATURES = {
     rb"PAR1": (PARQUET, "Rename it to .parquet."),
-    rb"\x1f\x8b": ("compressed once too often", "Decompress it once."),
+    rb"\x1f\x8b": ("compressed one time too many", "Decompress it once."),
     rb"\xfd7zXZ\0": ("compressed with xz", _DECOMPRESS),
     rb"BZh[1-9](1AY&SY|\x17rE8P)": ("compressed with bzip2", _DECOMPRESS),
     rb"\x28\xb5\x2f\xfd": ("compressed with Zstandard", _DECOMPRESS),

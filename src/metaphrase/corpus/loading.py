@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +25,7 @@ from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.files import (
     BitextFile,
     CorpusLike,
+    dataset_rows,
     describe_file,
     file_names,
     find_files,
@@ -35,7 +36,7 @@ from metaphrase.corpus.files import (
 from metaphrase.corpus.hub import count_rows, pin_revision
 from metaphrase.corpus.kinds import XML
 from metaphrase.corpus.readers import read_pairs
-from metaphrase.corpus.readers.columns import NEGATIVES
+from metaphrase.corpus.readers.columns import column_role
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.corpus.rows import OPTIONAL, SENTENCES, Row, row_features
 from metaphrase.corpus.selection import Selection, select_rows
@@ -367,12 +368,15 @@ def stream_files(
 
 
 def _later_columns(file: BitextFile, max_chars: int) -> set[str]:
-    """Columns that only pairs after the first ones may fill."""
+    """Optional columns that only pairs after the first ones may fill."""
+    names: Iterable[str] = ()
     if file.format == "parquet":
-        return {*OPTIONAL} & {*pq.read_schema(file.paths[0]).names}
-    if file.format == "jsonl":
-        return {NEGATIVES[0] if key in NEGATIVES else key for key in json_keys(file, max_chars)}
-    return set()
+        names = pq.read_schema(file.paths[0]).names
+    elif file.format == "jsonl":
+        names = json_keys(file, max_chars)
+    elif file.format == "hub":
+        names = next(iter(dataset_rows(file)), {})
+    return {*OPTIONAL}.intersection(map(column_role, names))
 
 
 def _check_mixture(unnamed: Sequence[BitextFile], mixed: Sequence[BitextFile]) -> None:

@@ -84,12 +84,12 @@ def parallel_files(path: str | Path, languages: Sequence[str] | None, split: str
 
 def load_test_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
     """`load_parallel_folder` with the split ``test`` of a folder that has it, else with the files without a split."""
-    split = "test" if any(Path(path).glob("*.test.tsv*")) else None
-    sets = load_parallel_folder(path, languages, split)
-    matches = [match for file in Path(path).iterdir() if split and (match := PARALLEL_FILE.fullmatch(file.name))]
-    tested = {match["language"] for match in matches if match["split"] == split}
-    if ignored := sorted(match[0] for match in matches if not match["split"] and match["language"] not in tested):
-        logger.warning("%s has files of the split test, so these are not read: %s.", path, ", ".join(ignored))
+    matches = [match for file in Path(path).glob("*") if (match := PARALLEL_FILE.fullmatch(file.name))]
+    tested = {match["language"] for match in matches if match["split"] == "test"}
+    sets = load_parallel_folder(path, languages, "test" if tested else None)
+    unsplit = sorted(match[0] for match in matches if not match["split"] and match["language"] not in tested)
+    if tested and unsplit:
+        logger.warning("%s has files of the split test, so these are not read: %s.", path, ", ".join(unsplit))
     return sets
 
 
@@ -132,4 +132,4 @@ def files_by_language(
 def add_file(files: dict[str, Path], key: str, file: Path) -> None:
     """Add a file to a test set, and refuse a second one in its place."""
     if (other := files.setdefault(key, file)) != file:
-        raise DataError(f"There are both {other} and {file}, of which only one can be read. Keep one of them.")
+        raise DataError(f"Both {other} and {file} exist, but only one can be read. Keep one of them.")

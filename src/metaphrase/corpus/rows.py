@@ -19,6 +19,8 @@ COLUMNS = ("source", "target", "source_lang", "target_lang")
 OPTIONAL = ("alignment", "alignment_scores", "segmenter", "source_bt", "target_bt", "negatives")
 #: The optional columns that hold sentences, and the separator between several of them.
 SENTENCES, SEPARATOR = ("source_bt", "target_bt", "negatives"), " ||| "
+#: Segmenters of one side, and their names for the pair in the other direction.
+_OTHER_SIDE = {"icu-source": "icu-target", "icu-target": "icu-source"}
 
 
 class Row(NamedTuple):
@@ -46,6 +48,7 @@ class Row(NamedTuple):
             source_lang=self.target_lang,
             target_lang=self.source_lang,
             alignment=alignment,
+            segmenter=self.segmenter and _OTHER_SIDE.get(self.segmenter, self.segmenter),
             source_bt=self.target_bt,
             target_bt=self.source_bt,
             negatives=None,

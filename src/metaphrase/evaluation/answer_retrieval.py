@@ -45,7 +45,7 @@ _ANSWER_FILE = re.compile(r"(?P<language>[a-z]{2,3})\.json(\.gz)?")
 QUESTION_FILE = re.compile(
     r"(?:(?P<split>dev|test)-(?:context-)?|xquad\.)?(?P<language>[a-z]{2,3})(?:-question-(?P=language))?\.json(\.gz)?"
 )
-_SENTENCE_END = re.compile(r"(?<=[.!?؟।])\s+|(?<=[。！？])")
+_SENTENCE_END = re.compile(r"(?<=[.!?؟।۔።։။។])\s+|(?<=[。！？])")
 #: Number of similarities held in memory (64 MB).
 _CHUNK = 1 << 24
 

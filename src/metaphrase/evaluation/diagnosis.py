@@ -8,7 +8,6 @@ because shifts are only visible among neighbours.
 
 from __future__ import annotations
 
-import string
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from scipy.stats import entropy, mannwhitneyu
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.aligners.span import bare_span
 from metaphrase.corpus.checks import Finding, by_severity, shift_finding
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
@@ -444,5 +444,5 @@ def under_aligned(
 
 def _bare(word: str) -> str:
     """Lower-case word without punctuation; empty if it has no letters."""
-    word = word.casefold().strip(string.punctuation + "“”„‘’«»…–—।。、，")
+    word = word[slice(*bare_span(word, (0, len(word))))].casefold()
     return word if any(map(str.isalpha, word)) else ""

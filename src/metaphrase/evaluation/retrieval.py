@@ -130,10 +130,11 @@ def _nearest(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32]) -> NDA
 
 
 def largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Row of the pool with the largest ratio margin among the ``k`` nearest, shape ``(n,)``."""
+    """Row of the pool with the largest ratio margin among the ``k`` nearest, the first of its copies, shape ``(n,)``."""
     forward, backward = nearest_neighbours(query_nh, pool_nh, k), nearest_neighbours(pool_nh, query_nh, k)
     best_n = neighbour_scores(forward, backward, "ratio").argmax(axis=1)
-    return forward.row_qk[np.arange(len(best_n)), best_n]
+    first_d, distinct_m = distinct_rows(pool_nh)
+    return first_d[distinct_m[forward.row_qk[np.arange(len(best_n)), best_n]]]
 
 
 def pooled_hits(

@@ -196,7 +196,7 @@ def _read(language: str, files: Mapping[str, Path], *, by_id: bool) -> TopicSet:
 
 
 def _rows(split: str, path: Path) -> list[tuple[str, str, str, str]]:
-    with open_text(path) as file:
+    with open_text(path, newline=None) as file:
         header, *lines = file.read().removesuffix("\n").split("\n")
     if header.split("\t") != ["index_id", "category", "text"] or not lines:
         raise DataError(

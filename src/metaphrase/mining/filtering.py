@@ -102,10 +102,11 @@ def filter_corpus(
         # A data set of the Hub has a commit instead of a digest.
         inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
         names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
+        loaded = {name: getattr(options, name) for name in names}
         # As a list: the files are in the order of the embeddings.
-        loaded = {"inputs": [*inputs.items()], **{name: getattr(options, name) for name in names}}
-        loaded["deep"] = options.negatives > 0
-        open_work_folder(work, work_manifest(model, search, loaded))
+        known = {"inputs": [*inputs.items()], **loaded, "deep": options.negatives > 0}
+        manifest = work_manifest(model, search, known)
+        open_work_folder(work, manifest)
         scored = _score_pairs(dataset, model, work, options, search, engine, begin, note)
         if scored is None:
             return None
@@ -128,7 +129,9 @@ def filter_corpus(
             "kept": len(kept_n),
             "threshold": options.threshold,
             "histogram": histogram(score_n),
+            "encoder": manifest["encoder"],
             "settings": asdict(search)
+            | loaded
             | {name: getattr(options, name) for name in ("score", "margin", "top", "negatives")},
             "versions": versions(),
             "seconds": round(time.perf_counter() - start, 2),
@@ -245,7 +248,7 @@ def hard_negatives(
     targets: Sequence[str],
     count: int,
 ) -> list[list[str]]:
-    """The targets most similar to the source of each pair that are not its translation, nor nearly as similar.
+    """The targets most similar to the source of each pair, except its translations and targets that are nearly as similar.
 
     Targets that contain the separator of a column of sentences are skipped.
 

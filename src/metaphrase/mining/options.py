@@ -216,7 +216,11 @@ class FilterOptions(BitextOptions):
         "argument.",
         first=True,
     )
-    output: str = option(help="Output file, with the column score: .tsv, .jsonl (.gz) or .parquet.", aliases=["-o"])
+    output: str = option(
+        help="Output file, with the column score: .tsv, .jsonl (.gz) or .parquet. Columns of the bitext other than texts, "
+        "languages, links, back-translations and negatives are not written.",
+        aliases=["-o"],
+    )
     score: Literal["margin", "cosine"] = option(
         "margin",
         "margin: the cosine of a pair relative to those of both sentences with their neighbours in the corpus; "

@@ -115,7 +115,7 @@ class Neighbours(NamedTuple):
     Attributes:
         similarity_qk: Their cosines, ``-inf`` for neighbours that an approximate search did not find, shape
             ``(queries, k)``.
-        row_qk: Their row numbers, ``-1`` for missing neighbours, shape ``(queries, k)``.
+        row_qk: Their row numbers, ``-1`` for neighbours that were not found or must not form a pair, shape ``(queries, k)``.
     """
 
     similarity_qk: NDArray[np.float32]
@@ -124,7 +124,7 @@ class Neighbours(NamedTuple):
     @property
     def mean_q(self) -> NDArray[np.float32]:
         """Mean cosine of a query with its neighbours, shape ``(queries,)``."""
-        found_qk = self.row_qk >= 0
+        found_qk = np.isfinite(self.similarity_qk)
         total_q = np.where(found_qk, self.similarity_qk, 0).sum(axis=1)
         return total_q / np.maximum(found_qk.sum(axis=1), 1, dtype=np.float32)
 
@@ -151,7 +151,7 @@ class Approximate:
 
         Args:
             pool: The rows to search.
-            kind: ``"ivf"``, cells of which the nearest are searched, or ``"hnsw"``, a graph of neighbours.
+            kind: ``"ivf"``, cells, the nearest of which are searched, or ``"hnsw"``, a graph of neighbours.
             probes: Cells of ``"ivf"`` searched per query; for ``"hnsw"``, ``efSearch`` is four times this number.
             seed: Seed of the sample.
             advance: Called with the number of newly added rows.

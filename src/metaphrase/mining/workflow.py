@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.text import normalised
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, UsageError
@@ -24,6 +23,7 @@ from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
+from metaphrase.mining.copies import without_copies
 from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_threshold
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
@@ -152,8 +152,8 @@ def mine_files(
 
 def _prepare_texts(
     options: MiningOptions, search: SearchOptions, work: Path
-) -> tuple[SentenceTransformer, dict[str, Sentences], dict[str, dict[str, Any]]]:
-    """Start or resume the work: the encoder, the distinct sentences of each side, and its facts for the summary."""
+) -> tuple[SentenceTransformer, dict[str, Sentences], dict[str, Any]]:
+    """Start or resume the work: the encoder, the distinct sentences of each side, and their facts for the summary."""
     inputs = [(options.source, options.source_column), (options.target, options.target_column)]
     read = [partial(read_sentences, path, column) for path, column in inputs]
     for side, text in zip(SIDES, read, strict=True):
@@ -164,14 +164,15 @@ def _prepare_texts(
         {"sha256": pin.sha256, "bytes": pin.size, "column": column}
         for pin, (_, column) in zip(pins, inputs, strict=True)
     ]
-    open_work_folder(work, work_manifest(model, search, {"inputs": files}))
+    manifest = work_manifest(model, search, {"inputs": files})
+    open_work_folder(work, manifest)
     with unchanged(pins):
         texts = {side: Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True)}
     described = {
         side: {"lang": language, "file": Path(path).name, **file, **texts[side].facts}
         for side, language, (path, _), file in zip(SIDES, options.languages, inputs, files, strict=True)
     }
-    return model, texts, described
+    return model, texts, described | {"encoder": manifest["encoder"]}
 
 
 def _load_found(
@@ -188,7 +189,7 @@ def _load_found(
 
 @dataclass(frozen=True)
 class _Scored:
-    """The scored pairs, the number of copies that were dropped, and what `suggest_threshold` returns for these pairs."""
+    """The scored pairs, the number of sentences in both texts, and what `suggest_threshold` returns for these pairs."""
 
     pairs: Pairs
     copies: int
@@ -203,13 +204,11 @@ class _Scored:
 
 def _score(found: Mapping[str, Neighbours], texts: Mapping[str, Sequence[str]], options: MiningOptions) -> _Scored:
     how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
-    pairs = select_pairs(*found.values(), **how)
-    candidates = len(pairs.score_c)
+    ways, copies = tuple(found.values()), 0
     if not options.copies:
-        rows = zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
-        differs = [normalised(texts["source"][s]) != normalised(texts["target"][t]) for s, t in rows]
-        pairs = pairs.take(np.array(differs, dtype=bool))
-    return _Scored(pairs, candidates - len(pairs.score_c), *suggest_threshold(pairs, *found.values(), **how))
+        ways, copies = without_copies(ways, texts.values(), options.margin)
+    pairs = select_pairs(*ways, **how)
+    return _Scored(pairs, copies, *suggest_threshold(pairs, *ways, **how))
 
 
 def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> dict[str, Any]:
@@ -217,7 +216,7 @@ def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> di
     expected = scored.suggestion
     return {
         "pairs": len(kept.score_c),
-        "candidates": len(scored.pairs.score_c) + scored.copies,
+        "candidates": len(scored.pairs.score_c),
         "copies_dropped": scored.copies,
         "threshold": threshold,
         "suggested_threshold": scored.suggested,
@@ -229,7 +228,7 @@ def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> di
 
 def _settings(options: MiningOptions, search: SearchOptions, model: SentenceTransformer) -> dict[str, Any]:
     """The settings of the search and of the scores for the summary."""
-    scores = {name: getattr(options, name) for name in ("margin", "retrieval", "top")}
+    scores = {name: getattr(options, name) for name in ("margin", "retrieval", "copies", "top")}
     return asdict(search) | {"prompt": resolve_prompt(model, search.prompt_name)} | scores
 
 

@@ -30,6 +30,14 @@ def test_reads_a_folder_in_every_language(nli):
     assert sets["sw"]["premise"][0].endswith("sw")
 
 
+def test_a_path_may_have_an_at_sign(nli, tmp_path):
+    (tmp_path / "me@home").mkdir()
+    folder = tmp_path / "me@home" / "nli"
+    folder.symlink_to(nli)
+    for source in (str(folder), f"{folder}@dev"):
+        assert "en" in read_languages(source, XNLI, split="dev")
+
+
 def test_only_the_asked_languages(nli):
     assert list(read_languages(str(nli), XNLI, split="test", languages=["sw"])) == ["sw"]
     with pytest.raises(FileNotFoundError, match=r"no test data for de. It has: sw"):

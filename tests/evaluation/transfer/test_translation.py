@@ -175,7 +175,8 @@ def test_scores_name_their_tokenisation():
         100 * math.exp(sum(map(math.log, (4 / 5, 2 / 4, 1 / 3, 0.5 / 2))) / 4), abs=1e-4
     )
     assert "tok:13a" in signatures["bleu"]
-    assert "tok:zh" in translation_scores(["你好"], ["你好"], "zh")[1]["bleu"]
+    for language in ("zh", "zho_Hant", "zh-CN", "yue"):
+        assert "tok:zh" in translation_scores(["你好"], ["你好"], language)[1]["bleu"]
     assert "tok:intl" in translation_scores(["a"], ["a"], "zh", "intl")[1]["bleu"]
     assert (
         translation_scores(["你 好"], ["你好"], "zh")[0]["bleu"]

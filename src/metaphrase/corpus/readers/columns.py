@@ -35,7 +35,7 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
     names = list(names)
     columns: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        columns[_role(name)].append(name)
+        columns[column_role(name)].append(name)
 
     def column(role: str | None) -> str | None:
         found = columns.get(role or "", [])
@@ -114,10 +114,11 @@ def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     if file.columns or is_header(columns):
         raise _no_columns(file, 1, columns)
     if len(columns) != 2:
+        has = f"this one has {len(columns)}" if any(map(str.strip, columns)) else "the first line of this one is empty"
+        header = ("," if file.format == "csv" else "<TAB>").join(["source", "target", "source_lang"])
         raise CorpusError(
-            f"{file.name}:1: a {kind} without a header has two columns, source and target, but this one has {len(columns)}. "
-            "Add a header such as 'source target source_lang', or name the columns of its header: --source_column and "
-            "--target_column."
+            f"{file.name}:1: a {kind} without a header has two columns, source and target, but {has}. Add a header such as "
+            f"'{header}', or name the columns of its header: --source_column and --target_column."
         )
     return None
 
@@ -134,10 +135,10 @@ def _no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusErro
 
 def is_header(names: Iterable[str]) -> bool:
     """Whether a line holds a name of a column of a pair, perhaps in quotation marks."""
-    return any(_role(name.strip("\"' ")) in ("source", "target", "source_lang", "target_lang") for name in names)
+    return any(column_role(name.strip("\"' ")) in ("source", "target", "source_lang", "target_lang") for name in names)
 
 
-def _role(name: str) -> str:
+def column_role(name: str) -> str:
     """What a column holds: ``source``, ``target``, the code of a language, or what its name says."""
     name = name.strip().lower()
     if name in _SOURCE_NAMES:
@@ -183,7 +184,11 @@ def _row(record: Mapping[str, Any], layout: Layout) -> Row | BadLine:
     if None in values[:2]:
         return BadLine("missing side", repr(names[values.index(None)]))
     for at, (name, value) in enumerate(zip(names, values, strict=True)):
-        if _role(name) == NEGATIVES[0] and isinstance(value, list) and all(isinstance(one, str) for one in value):
+        if (
+            column_role(name) == NEGATIVES[0]
+            and isinstance(value, list)
+            and all(isinstance(one, str) for one in value)
+        ):
             values[at] = value = SEPARATOR.join(value)
         if not isinstance(value, str | None):
             return BadLine("not text", f"{name} is {value!r:.40}")

@@ -101,7 +101,9 @@ def read_languages(
     The form of a source is in the module docstring; ``split`` is read if it names none. English comes first, then the others
     sorted by code. Of a folder, only ``files`` are read if they are given.
     """
-    place, _, asked = source.partition("@")
+    place, _, asked = source.rpartition("@")
+    if not place or "/" in asked:  # no split: the "@" belongs to the path, if there is one
+        place, asked = source, ""
     split = asked or split
     hub = is_hub_name(place)
     sets: Languages = {}

@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from metaphrase.checkpoints.folders import checkpoints
+from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.loading import load_corpus
 from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
@@ -52,7 +53,7 @@ from metaphrase.io.tables import titled_table
 IGNORED = -100
 
 #: Tokenisation of sacreBLEU for languages with a special one; the others use 13a.
-TOKENISATIONS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+TOKENISATIONS = {"zh": "zh", "yue": "zh", "wuu": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
 @checked
@@ -325,7 +326,8 @@ def translation_scores(
     >>> translation_scores(["It rains in the town."], ["It rains in the town."], "en")[0]["bleu"]
     100.0
     """
-    metrics = {"bleu": BLEU(tokenize=tokenisation or TOKENISATIONS.get(language, "13a")), "chrf": CHRF()}
+    tokenisation = tokenisation or TOKENISATIONS.get(bare_language(language), "13a")
+    metrics = {"bleu": BLEU(tokenize=tokenisation), "chrf": CHRF()}
     scores = {
         name: round(metric.corpus_score(list(translations), [list(references)]).score, 6)
         for name, metric in metrics.items()
