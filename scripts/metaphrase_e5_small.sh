@@ -3,14 +3,20 @@
 #   scripts/metaphrase_e5_small.sh BENCHMARKS [OUTPUT]
 # BENCHMARKS contains software/xx-en.{train,dev}.tsv.gz, stsb and mlqa as guards, and test sets. Of each language, at most 12,000
 # pairs are drawn, without repeated sentences on either side. The tenth that the starter scores lowest is removed, and then all
-# pairs with a sentence of a test set.
+# pairs with a sentence of a test set xx-en.tsv.gz or xx-en.test.tsv.gz.
 set -euo pipefail
 (($# >= 1)) || { sed -n 's/^# //p' "$0" >&2; exit 2; }
 bin=${BIN-.venv/bin/}  # BIN= uses the commands on PATH
 data=$1 output=${2:-runs/metaphrase-e5-small}
 corpus=$output/corpus tests=$output/tests.txt
 mkdir -p "$output/filtered" "$corpus"
-find -L "$data" -name '*-en.tsv.gz' -o -name '*-en.test.tsv.gz' | sort | xargs zcat | cut -f 1,2 | tr '\t' '\n' > "$tests"
+find -L "$data" \( -name '*-en.tsv.gz' -o -name '*-en.test.tsv.gz' \) -print0 | sort -z | xargs -0 zcat \
+    | cut -f 1,2 | tr '\t' '\n' > "$tests.new"
+if [[ -f $tests ]] && ! cmp -s "$tests" "$tests.new"; then
+    echo "The test sets have changed since $output was begun. Choose another OUTPUT." >&2
+    exit 1
+fi
+mv "$tests.new" "$tests"
 
 draw() {
     set -euo pipefail
