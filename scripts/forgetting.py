@@ -486,6 +486,11 @@ def encoder_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["recipe"], row["alpha"], row["directions"], row.get("seed")
 
 
+def cell_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Recipe and seed; the starter has no seed."""
+    return row["recipe"], row.get("seed")
+
+
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of each recipe, α and number of directions as one, with means over the seeds."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -701,8 +706,8 @@ def run(options: argparse.Namespace) -> None:
     missing = missing_cells(cells, rows, options.transfer)
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
-            renewed = {row["recipe"] for row in found}
-            rows = [row for row in rows if row["recipe"] not in renewed] + with_stored_scores(found, rows)
+            renewed = set(map(cell_of, found))
+            rows = [row for row in rows if cell_of(row) not in renewed] + with_stored_scores(found, rows)
             print(json.dumps(found, indent=1) if found else f"{len(missing)} recipes to train", flush=True)
             write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
 
@@ -710,8 +715,8 @@ def run(options: argparse.Namespace) -> None:
 def missing_cells(cells: Iterable[Cell], rows: Iterable[Mapping[str, Any]], transfer: Path | None) -> list[Cell]:
     """The cells of which no row has all scores."""
     wanted = {TOKENS, *transfer_measures(transfer)}
-    done = {row["recipe"] for row in rows if row.keys() >= wanted | ({GUARD} if not row.get("removed") else set())}
-    return [cell for cell in cells if cell.name not in done]
+    done = {cell_of(row) for row in rows if row.keys() >= wanted | ({GUARD} if not row.get("removed") else set())}
+    return [cell for cell in cells if (cell.name, cell.seed) not in done]
 
 
 def write_results(content: dict[str, Any], options: argparse.Namespace) -> None:
