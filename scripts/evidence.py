@@ -431,11 +431,12 @@ class Evidence:
         linked = max(self.cells, key=lambda cell: "alignment" in cell.recipe.columns)
         config = self.run_config(linked, self.work / "training" / "timed")
         corpus = read_bitext(config, self.start, config.training_arguments())
-        recipes = {cell.name: cell.recipe for cell in self.cells}
+        recipes = {cell.name: replace(cell.recipe, max_length=LENGTH) for cell in self.cells}
         seconds = dict.fromkeys(recipes, float("inf"))
+        size, dtype = self.options.batch_size, torch.bfloat16 if self.options.bf16 else torch.float32
         for _ in range(ROUNDS):
             for name, recipe in recipes.items():
-                each = step_seconds(self.start, recipe, corpus, self.options.batch_size, freeze=True, seed=0)
+                each = step_seconds(self.start, recipe, corpus, size, freeze=True, seed=0, dtype=dtype)
                 seconds[name] = round(min(seconds[name], each), 3)
                 print(f"{time.strftime('%H:%M:%S')} {name}: {each:.2f} seconds", flush=True)
         write_part(path, facts | {"seconds": others | seconds, "versions": versions()})

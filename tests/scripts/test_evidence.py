@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from metaphrase.evaluation.measures import MEASURES
@@ -160,6 +161,19 @@ def test_results_in_bfloat16_are_a_setting_of_their_own(script, argv, monkeypatc
     monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: False)
     with pytest.raises(script.UsageError, match="needs a CPU with instructions for bfloat16"):
         script.Evidence(script.parsed([*argv, "--bf16"]))
+
+
+def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkeypatch):
+    timed = []
+
+    def step_seconds(model, recipe, corpus, size, *, freeze, seed, dtype):
+        timed.append((recipe.name, recipe.max_length, size, dtype))
+        return 1.0
+
+    monkeypatch.setattr(script, "step_seconds", step_seconds)
+    monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: True)
+    script.Evidence(script.parsed([*argv, "--only", "ppa", "--seeds", "0", "--bf16"])).time_steps()
+    assert timed == [("ppa", script.LENGTH, 8, torch.bfloat16)] * script.ROUNDS
 
 
 def test_every_recipe_is_valid_and_every_claim_names_two(script, tmp_path):
