@@ -90,6 +90,8 @@ def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_sc
     options = script.parsed(["--config", str(SCRIPTS.parent / "configs" / "finalists.yaml"), "--steps", "200"])
     cells = script.load_cells(options, tmp_path)
     assert len(cells) == 5 * 3 + 1 + 3
+    options.seeds = [1, 2]
+    assert len(script.load_cells(options, tmp_path)) == 5 * 2 + 1 + 2
     forgetting = load_script("forgetting")
     rows = json.loads(forgetting.KEPT.read_text(encoding="utf-8"))["rows"]
     untrained, *unguarded = [cell for cell in cells if not cell.packaged]
@@ -141,6 +143,9 @@ def test_results_of_the_encoder_before_training_are_shared(script, argv, capsys)
         evidence.run_start(tier)
     capsys.readouterr()
     other = script.Evidence(script.parsed([*argv, "--steps", "3"]))
+    other.cells = []
+    assert "starter | | | | 0\n" in other.plan()
+    assert not other.folder.exists()  # a plan writes nothing
     for tier in other.tiers:
         other.run_start(tier)
     assert not capsys.readouterr().out
@@ -245,6 +250,31 @@ def test_a_training_interrupted_by_a_signal_is_repeated(script, argv):
     evidence.train(cell)
     assert read_part(cell.folder / "train.json")["encoder_calls"] == 1
     assert not interrupted.exists()
+
+
+def test_weights_that_were_trained_for_other_results_are_not_measured(script, argv, monkeypatch):
+    argv += ["--only", "tr", "--seeds", "0", "--variants", "raw"]
+    evidence, other = (script.Evidence(script.parsed([*argv, *more])) for more in ([], ["--results", "other"]))
+    (cell,) = evidence.cells
+    path, trainings = evidence.vector_path(cell), []
+    assert path == other.vector_path(cell)
+
+    def train(cell):
+        trainings.append(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d" % len(trainings))
+        facts = {"settings": evidence.training_settings(cell), "vector": script.file_sha256(path)}
+        script.write_part(cell.folder / "train.json", facts)
+
+    monkeypatch.setattr(evidence, "train", train)
+    monkeypatch.setattr(evidence, "encoder", lambda *_: None)
+    monkeypatch.setattr(evidence, "measure", lambda *_: None)
+    evidence.run_cell(cell, evidence.tiers[0])
+    evidence.run_cell(cell, evidence.tiers[0])
+    assert len(trainings) == 1
+    path.write_bytes(b"weights of another training")
+    evidence.run_cell(cell, evidence.tiers[0])
+    assert len(trainings) == 2
 
 
 @pytest.mark.slow
