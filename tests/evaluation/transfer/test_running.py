@@ -350,7 +350,7 @@ def test_each_language_is_measured_with_the_checkpoint_it_chose(options, tmp_pat
         return metrics
 
     monkeypatch.setattr(FineTuner, "evaluate", rigged)
-    results = finetune_classification(replace(options, selection="language"), arguments(tmp_path))
+    results = finetune_classification(replace(options, selection="language"), arguments(tmp_path, save_total_limit=1))
     assert {code: score["checkpoint"] for code, score in results["languages"].items()} == {"en": 2, "sw": 6}
     kept = {path.name: path for path in (tmp_path / "en").glob("checkpoint-*")}
     assert sorted(kept) == ["checkpoint-2", "checkpoint-6"]

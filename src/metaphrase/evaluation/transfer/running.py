@@ -169,6 +169,7 @@ def train_and_measure(task: Task, run: Run, benchmark: TransferData, arguments: 
     """One run: train, resuming from the last checkpoint, and measure with the chosen checkpoints."""
     started = time.time()
     folder, selection = Path(str(arguments.output_dir)), task.options.selection
+    arguments = replace(arguments, save_total_limit=None)  # KeepChosen deletes checkpoints
     dev = _dev_sets(run, benchmark, selection)
     if not dev:
         arguments = replace(arguments, eval_strategy="no")
