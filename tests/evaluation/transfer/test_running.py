@@ -332,6 +332,12 @@ def test_a_finished_program_is_not_repeated(options, tmp_path, monkeypatch):
     assert finetune_classification(options, arguments(tmp_path))["languages"] == first["languages"]
     with pytest.raises(ValueError, match=r"started with learning_rate 0.001, not 0.01"):
         finetune_classification(options, arguments(tmp_path, learning_rate=1e-2))
+    with pytest.raises(ValueError, match=r"started with eval_steps 2, not 3"):
+        finetune_classification(options, arguments(tmp_path, eval_steps=3))
+    with pytest.raises(ValueError, match=r"started with lr_scheduler_kwargs .*, not {\"power\": 2}"):
+        finetune_classification(options, arguments(tmp_path, lr_scheduler_kwargs={"power": 2}))
+    with pytest.raises(ValueError, match=r"started with optim adamw_torch.*, not sgd"):
+        finetune_classification(options, arguments(tmp_path, optim="sgd"))
     with pytest.raises(ValueError, match=r"started with max_length 48, not 40"):
         finetune_classification(replace(options, max_length=40), arguments(tmp_path))
     with pytest.raises(ValueError, match="Pass --output_dir"):

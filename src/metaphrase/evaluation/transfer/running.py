@@ -128,6 +128,7 @@ def check_settings(
     """Write the settings of a program to its folder, or compare them with the settings in it."""
     trained = {name: getattr(arguments, name) for name in _HYPERPARAMETERS}
     trained["lr_scheduler_type"] = str(arguments.lr_scheduler_type.value)
+    trained["lr_scheduler_kwargs"] = json.dumps(arguments.lr_scheduler_kwargs, sort_keys=True)
     settings = {
         "task": task,
         "model": options.model,
@@ -148,9 +149,9 @@ def check_settings(
             )
         before, now = (one | one["settings"] | one["training"] for one in (then, settings))
         for key, value in now.items():
-            if not isinstance(value, dict) and before.get(key) != value:
+            if not isinstance(value, dict) and before.get(key, value) != value:
                 raise UsageError(
-                    f"{folder} was started with {key} {before.get(key)}, not {value}. Resume with the same settings, or "
+                    f"{folder} was started with {key} {before[key]}, not {value}. Resume with the same settings, or "
                     "choose another --output_dir."
                 )
     elif arguments.process_index == 0:
@@ -161,7 +162,8 @@ def check_settings(
 _HYPERPARAMETERS = (
     *("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("label_smoothing_factor", "bf16", "fp16"),
+    *("label_smoothing_factor", "bf16", "fp16", "optim", "optim_args", "data_seed"),
+    *("eval_strategy", "eval_steps", "save_strategy", "save_steps"),
 )
 
 
