@@ -380,6 +380,24 @@ def test_checkpoints_are_deleted_on_request(options, tmp_path):
     assert read_json(tmp_path / "results.json")["languages"]["sw"]["checkpoint"] == 6
 
 
+def test_death_while_checkpoints_are_deleted_repeats_no_training(options, tmp_path, monkeypatch):
+    options = replace(options, keep_checkpoints=False, selection="last")
+
+    def died(checkpoint):
+        shutil.rmtree(checkpoint)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeepChosen, "on_save", lambda *args, **kwargs: None)
+        patch.setattr(running, "remove", died)
+        with pytest.raises(KeyboardInterrupt):
+            finetune_classification(options, arguments(tmp_path, max_steps=4))
+    assert list(tmp_path.rglob("*.safetensors"))
+    monkeypatch.setattr(running, "train_and_measure", None)
+    finetune_classification(options, arguments(tmp_path, max_steps=4))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 def test_accumulated_batches_train_as_one_batch_does(options, tmp_path):
     weights = []
     for name, batch, steps in (("one", 8, 1), ("four", 2, 4)):
