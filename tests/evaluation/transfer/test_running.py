@@ -23,7 +23,7 @@ from metaphrase.evaluation.transfer import running
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, collate_pairs, finetune_classification
 from metaphrase.evaluation.transfer.data import TransferData, pairs_format
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
-from metaphrase.evaluation.transfer.planning import load_benchmark, plan
+from metaphrase.evaluation.transfer.planning import load_benchmark, plan, split_items
 from metaphrase.evaluation.transfer.running import (
     FineTuner,
     KeepChosen,
@@ -33,7 +33,7 @@ from metaphrase.evaluation.transfer.running import (
     results_table,
 )
 from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, predict
-from metaphrase.exceptions import CheckpointError, NonFiniteError
+from metaphrase.exceptions import CheckpointError, DataError, NonFiniteError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder
 
@@ -181,6 +181,11 @@ def test_code_switching_couples_all_but_english(benchmark):
         plan(benchmark, "code-switching", None)
     with pytest.raises(ValueError, match="de, sw has no training data"):
         plan(replace(benchmark, train={"en": rows("en")}), "translate-train", NLI)
+    foreign = {"sw": rows("sw")}
+    with pytest.raises(DataError, match="no English data, only sw, but code-switching needs the English originals"):
+        plan(TransferData(foreign, foreign, foreign), "code-switching", NLI)
+    with pytest.raises(DataError, match="no English data, only sw, but items are split by their English texts"):
+        split_items(foreign, "premise", {"dev": 0.5, "train": 1.0}, seed=0)
 
 
 def test_halves_of_one_data_set(nli):
