@@ -68,7 +68,7 @@ from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
-from metaphrase.io.digests import files_sha256
+from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
@@ -379,9 +379,10 @@ def transfer_scores(model: SentenceTransformer, folder: Path) -> dict[str, float
     return {suite: results[name].groups["without English"].score for suite, name in measures.items()}
 
 
-def dev_digest(stsb: Path, mlqa: Path) -> str:
-    """Digest of the dev texts outside the package."""
-    return files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
+def work_settings(stsb: Path, mlqa: Path) -> dict[str, str]:
+    """Digests of the dev texts outside the package, and of the encoder before training."""
+    data = files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
+    return {"data": data, "starter": model_hash(load_encoder("starter"))}
 
 
 # -------------------------------------------------------------------------------------------------------------- program
@@ -699,7 +700,7 @@ def run(options: argparse.Namespace) -> None:
     rows = stored_rows(KEPT, content) if options.keep else []
     prepare_process()
     data = DevData(options.stsb, options.mlqa)
-    check_settings(options.output, {"data": dev_digest(options.stsb, options.mlqa)})
+    check_settings(options.output, work_settings(options.stsb, options.mlqa))
     start = measured(None, data, options.output, options.transfer)
     require_same_start(rows, start)
     rows = with_stored_scores(start, rows) + rows[len(start) :]

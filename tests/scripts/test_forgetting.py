@@ -159,6 +159,14 @@ def test_stored_scores_of_the_same_encoder_are_kept(script):
     assert script.with_stored_scores([again], []) == [again]
 
 
+def test_work_of_another_starter_is_refused(script, tiny_encoder, mlqa, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "load_encoder", lambda name: tiny_encoder)
+    script.check_settings(tmp_path / "out", script.work_settings(tmp_path, mlqa))
+    monkeypatch.setattr(script, "model_hash", lambda model: "another")
+    with pytest.raises(UsageError, match="another value of starter"):
+        script.check_settings(tmp_path / "out", script.work_settings(tmp_path, mlqa))
+
+
 def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):
     cell = next(script.grid([1], **SETTING, corpus=script.DEMO))
     path = tmp_path / "weights" / f"{cell.digest}.safetensors"
