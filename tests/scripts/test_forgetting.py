@@ -131,6 +131,7 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
     monkeypatch.setattr(script, "measured_in_worker", lambda cell, options: measured(cell, None, None))
     monkeypatch.setattr(script, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(script, "DevData", lambda *folders: None)
+    monkeypatch.setattr(script, "work_settings", lambda *folders: {})
     argv = ["--stsb", str(tmp_path), "--mlqa", str(tmp_path), "--output", str(tmp_path / "out"), "--keep", "--only"]
     first, second = "tau=0.05, nothing", "tau=0.01, anchor"
     assert script.main([*argv, first]) == 0
