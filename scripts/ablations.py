@@ -90,7 +90,7 @@ class Options:
     steps: int = option(100, "Optimiser steps of each cell.")
     seeds: list[int] = option([1, 2, 3], "Seeds of each cell.")
     output: str = option("runs/ablations", "Results folder, with a subfolder for each grid.")
-    batch_size: int | None = option(None, "Short for --per_device_train_batch_size.")
+    batch_size: int | None = option(None, "Alias of --per_device_train_batch_size.")
     set: list[str] = option([], "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", action="extend")
     keep: bool = option(False, "Store the results in scripts/results, and write docs.")
 

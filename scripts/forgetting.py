@@ -108,12 +108,13 @@ DIRECTIONS = (0, 10, 20, 30, 40, 60)
 DEFAULT, DEFAULT_RELEASE = "tau=0.01, own side, anchor, weight 10", {"alpha": 0.7, "directions": 20}
 #: Of these encoders, without removed directions, transfer is measured.
 TRANSFER_ALPHAS = (0.5, 1.0)
-#: Suites of transfer by folder of their data, their results, and the number of test items of each language.
+#: Suites of transfer and their results, by folder of their data.
 TRANSFER = {
     "xnli": ("nli", "xnli probe accuracy"),
     "ud": ("pos", "ud probe accuracy"),
     "xquad": ("qa", "xquad f1"),
 }
+#: Test items of each language.
 TRANSFER_ITEMS = 100
 #: Sizes of the dev samples: STS-B items and MLQA questions, and paragraphs of the declaration, of each language.
 ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
@@ -670,9 +671,7 @@ def main(argv: Sequence[str]) -> int:
         help="Folder with xnli or ud, to measure probes for inference or tags, or xquad, to fine-tune for questions.",
     )
     parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
-    parser.add_argument(
-        "--only", nargs="+", default=[""], help="Train recipes with one of these names, or parts of names."
-    )
+    parser.add_argument("--only", nargs="+", default=[""], help="Names of recipes, or parts of names (default: all).")
     parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: the demo's).")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)

@@ -288,7 +288,7 @@ def treebank_format(*, fused: bool = False) -> Format:
                 if not words:
                     raise DataError(f"{path}: sentence {number + 1} has no words. Tabs must separate the columns.")
                 if sum(word == "_" for word in words) >= max(1, len(words) - 1):
-                    continue  # the words are withheld for copyright reasons
+                    continue  # its words are withheld for copyright reasons
                 if unknown := sorted(set(tags) - set(UPOS)):
                     raise DataError(
                         f"{path}: sentence {number + 1} has unknown tags: {', '.join(unknown)}. The tags are "

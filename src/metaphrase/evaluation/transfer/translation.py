@@ -84,7 +84,7 @@ class TranslationOptions:
         1.0, "Exponent of the length by which a score is divided."
     )
     tokenisation: str | None = option(
-        None, "Tokenization of sacreBLEU: 13a, zh, intl, …; default: by the target language."
+        None, "Tokenisation of sacreBLEU: 13a, zh, intl, …; default: by the target language."
     )
     limit_train: Count | None = option(None, "Maximum number of training pairs.")
     limit_test: Count | None = option(None, "Maximum number of test pairs.")
@@ -114,7 +114,7 @@ class TargetPieces:
 
 
 def padded(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Callable[[list[str]], Mapping[str, Tensor]]:
-    """Tokenization of sentences into a padded batch."""
+    """Tokenisation of sentences into a padded batch."""
     return partial(tokenizer, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
 
 
@@ -165,7 +165,7 @@ def make_translator(
 
 
 def initialise_decoder(decoder: PreTrainedModel) -> None:
-    """Initialize a decoder in place, as Transformers for translation: Glorot-uniform weights, N(0, 1/hidden) embeddings.
+    """Initialise a decoder in place, as Transformers for translation: Glorot-uniform weights, N(0, 1/hidden) embeddings.
 
     Reference: Glorot and Bengio 2010. tensor2tensor and fairseq initialise the models of Vaswani et al. 2017 in this way.
     """
