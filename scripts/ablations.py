@@ -42,6 +42,7 @@ from stored_results import fill, markdown, refuse_less, reports_errors
 from transformers import HfArgumentParser
 
 from metaphrase.corpus.files import find_files
+from metaphrase.corpus.hub import is_hub_name
 from metaphrase.encoders.loading import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.seeds import difference, interval
@@ -89,7 +90,7 @@ class Options:
     steps: int = option(100, "Optimiser steps of each cell.")
     seeds: list[int] = option([1, 2, 3], "Seeds of each cell.")
     output: str = option("runs/ablations", "Results folder, with a subfolder for each grid.")
-    batch_size: int | None = option(None, "Short for --per_device_train_batch_size.")
+    batch_size: int | None = option(None, "Alias of --per_device_train_batch_size.")
     set: list[str] = option([], "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", action="extend")
     keep: bool = option(False, "Store the results in scripts/results, and write docs.")
 
@@ -296,9 +297,11 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     values = {option.name: getattr(config, option.name) for option in fields(RunConfig) if option.init}
     values = {name: value for name, value in values.items() if name not in NOT_DECISIVE}
     terms = recipe.to_dict()
+    hub = [name for name in config.monolingual if is_hub_name(name)]
+    local = [path for path in config.monolingual if path not in hub]
     return {
         "corpus": [[file.name] if not file.paths else files_sha256(file.paths) for file in files],
-        "monolingual": files_sha256(path for path in config.monolingual if not path.startswith("hf:")),
+        "monolingual": [files_sha256(local), *sorted(hub)] if hub else files_sha256(local),
         "tests": {name: {k: s.sha256 for k, s in sets.items()} for name, sets in read_test_sets(config).items()},
         "recipe": {key: terms[key] for key in ("terms", "max_length", "language_embedding", "pooling")},
         "options": {name: value for name, value in values.items() if name in own and name != "monolingual"},

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -36,32 +36,20 @@ from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.loading import find_model
+from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
+from metaphrase.io.digests import weights_digest
 from metaphrase.io.files import read_json, write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.objectives.sentence_contrast import SEPARATOR
 
-METHODS = ("beam", "top-k")
-
-#: Options on which the text depends: finished shards of other options cannot be resumed from.
-DECISIVE = (
-    *(
-        "to_source",
-        "to_target",
-        "to_source_prefix",
-        "to_target_prefix",
-        "codes",
-        "languages",
-        "method",
-        "num",
-        "beams",
-    ),
-    *("top_k", "max_length", "batch_size", "shard_size", "dtype", "seed"),
-)
+#: Options on which the text does not depend, or only through the content of the files that they name.
+NOT_DECISIVE = {"corpus", "output", "device"}
 
 
+@checked
 @dataclass
 class Options:
     """Add back-translations to a bitext, in the columns source_bt and target_bt."""
@@ -74,13 +62,13 @@ class Options:
     codes: list[str] = option([], "Language codes of a multilingual model, e.g. sw=swh_Latn en=eng_Latn.")
     to_source_prefix: str = option("", "Prefix of each target, e.g. '>>swh<< '.")
     to_target_prefix: str = option("", "Prefix of each source.")
-    method: str = option("beam", "beam (the best hypotheses) or top-k (samples).")
-    num: int = option(4, "Number of translations per sentence; duplicates are removed.")
-    beams: int = option(5, "beam: beam size, at least --num.")
-    top_k: int = option(10, "top-k: number of candidate pieces.")
-    max_length: int = option(128, "Maximum length of inputs and translations in pieces.")
-    batch_size: int = option(32, "Sentences translated at a time.")
-    shard_size: int = option(1000, "Pairs between two saves.")
+    method: Literal["beam", "top-k"] = option("beam", "beam (the best hypotheses) or top-k (samples).")
+    num: Count = option(4, "Number of translations per sentence; duplicates are removed.")
+    beams: Count = option(5, "beam: beam size, at least --num.")
+    top_k: Count = option(10, "top-k: number of candidate pieces.")
+    max_length: Count = option(128, "Maximum length of inputs and translations in pieces.")
+    batch_size: Count = option(32, "Sentences translated at a time.")
+    shard_size: Count = option(1000, "Pairs between two saves.")
     dtype: str = option("float32", "Data type of the models, e.g. bfloat16.")
     seed: int = option(42, "Seed of the sampling.")
     device: str | None = option(None, "Device, e.g. cuda:1 (default: a GPU if available).")
@@ -208,23 +196,20 @@ def translate_shard(
     return columns
 
 
-def manifest_of(options: Options, corpus: Corpus) -> dict[str, Any]:
+def manifest_of(options: Options, corpus: Corpus, jobs: Sequence[Job]) -> dict[str, Any]:
     """Return everything that determines the translations."""
-    chosen = {name: value for name, value in asdict(options).items() if name in DECISIVE}
-    files = [file.get("sha256", file["path"]) for file in corpus.files]
-    return {"files": files, "pairs": len(corpus.dataset), **chosen}
+    chosen = {name: value for name, value in asdict(options).items() if name not in NOT_DECISIVE}
+    files = [file["sha256"] or [file["path"], file.get("revision")] for file in corpus.files]
+    weights = {job.column: weights_digest(job.model) for job in jobs}
+    return {"files": files, "pairs": len(corpus.dataset), "weights": weights, **chosen}
 
 
 def back_translate(options: Options) -> Dataset:
     """Translate and save shard by shard, then write the corpus with its new columns."""
-    if options.method not in METHODS:
-        raise ValueError(f"--method expects {' or '.join(METHODS)}, got {options.method!r}.")
     if options.to_source is None and options.to_target is None:
         raise ValueError("Nothing to do: pass --to_source, --to_target or both.")
     if not isinstance(getattr(torch, options.dtype, None), torch.dtype):
         raise ValueError(f"--dtype expects a data type of torch, such as float32 or bfloat16, got {options.dtype!r}.")
-    if options.num < 1:
-        raise ValueError(f"--num must be at least 1, got {options.num}.")
     parse_codes(options.codes)
     check_writable(options.output)
     files = find_files(options.corpus, languages=options.languages or None)
@@ -238,7 +223,7 @@ def translate_corpus(options: Options, parts: Path) -> Dataset:
     corpus = load_corpus(options.corpus, languages=options.languages or None, cleaning=None)
     dataset: Dataset = corpus.dataset
     jobs = jobs_of(options)
-    open_work_folder(parts, manifest_of(options, corpus))
+    open_work_folder(parts, manifest_of(options, corpus, jobs))
     shards = range(0, len(dataset), options.shard_size)
     with progress_bars(True) as begin:
         advance = begin("pairs", len(dataset))

@@ -31,7 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,6 +45,7 @@ from metaphrase.corpus.report import CorpusReport
 from metaphrase.corpus.text import one_line
 from metaphrase.encoders.folders import open_tokenizer
 from metaphrase.encoders.loading import find_model
+from metaphrase.io.arguments import Count, CountOr0, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.outputs import claimed
@@ -52,21 +53,22 @@ from metaphrase.io.outputs import claimed
 Pair = tuple[str, str]
 
 
+@checked
 @dataclass
 class Options:
     """Build an English-centric corpus with a paper's protocol from local OPUS-style files."""
 
     input_dir: str = option(help="Folder with one folder of parallel files per source.")
     output_dir: str = option(help="Folder for xx-en.{train,dev}.tsv.gz and report.json.")
-    protocol: str = option("dap", "Protocol: dap or ppa.")
+    protocol: Literal["dap", "ppa"] = option("dap", "Protocol: dap or ppa.")
     languages: list[str] = option([], "Languages to build (default: all).")
     sources: list[str] = option([], "Source folders to read, in this order (default: all, by name).")
     tokenizer: str | None = option(
         None, "Tokenizer for the length filters (name or folder); the papers use that of multilingual BERT."
     )
     pairs: str = option("250k", "ppa: pairs per language; 250k, 600k or 2M in the paper.")
-    train_cap: int = option(1_000_000, "dap: maximum training pairs, per source and in total.")
-    dev_cap: int = option(10_000, "dap: maximum number of dev pairs.")
+    train_cap: Count = option(1_000_000, "dap: maximum training pairs, per source and in total.")
+    dev_cap: CountOr0 = option(10_000, "dap: maximum number of dev pairs.")
     max_bad_rate: float = option(0.05, "Maximum share of unreadable lines in a file.")
     seed: int = option(42, "Seed of the sampling.")
 
@@ -228,8 +230,6 @@ def load_tokenizer(name_or_path: str) -> Any:
 
 def make_cleaning(options: Options) -> Cleaning:
     """Return the filters of the protocol; without a tokenizer, DAP's piece filters are skipped."""
-    if options.protocol not in PROTOCOLS:
-        raise ValueError(f"--protocol expects one of {', '.join(PROTOCOLS)}, got {options.protocol!r}.")
     preset = PROTOCOLS[options.protocol][1]
     if options.tokenizer is not None:
         return preset(load_tokenizer(options.tokenizer).tokenize)

@@ -34,4 +34,5 @@ embed() { "$bin"python "$here/embed_benchmarks.py" "$output/starter" "$output/$1
 embed data --languages de,en --sib200 deu_Latn,swh_Latn
 embed xsimpp --languages de --xsimpp tatoeba "$output/changed.tsv"
 "$bin"python "$here/check_benchmarks.py" "$data" "$output/embeddings" --results "$output"/*.json |
-    tee "$here/results/check_benchmarks.txt"
+    tee "$output/check_benchmarks.txt"
+cp "$output/check_benchmarks.txt" "$here/results/"

@@ -153,7 +153,7 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
             cell = Cell(name, recipe, seed, place, entry.get("packaged", False), release, variants)
             if cell.untrained:
                 cell = replace(cell, variants=tuple(one for one in variants if one == "released"))
-            if not cell.untrained or seed == 0:  # all seeds would have the same results
+            if not cell.untrained or seed == options.seeds[0]:  # all seeds would have the same results
                 cells.append(cell)
     return cells
 
@@ -283,6 +283,13 @@ class Evidence:
         text = json.dumps(self.training_settings(cell), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return self.work / "vectors" / f"{cell.name}-seed{cell.seed}-{digest}.safetensors"
+
+    def has_vector(self, cell: Cell) -> bool:
+        """Whether the task vector is the one of the kept training, as another folder of results may have trained it again."""
+        if cell.untrained:
+            return True
+        path, facts = self.vector_path(cell), read_part(cell.folder / "train.json")
+        return path.is_file() and facts is not None and file_sha256(path) == facts["vector"]
 
     def missing(self, cell: Cell, tier: Sequence[Benchmark]) -> list[tuple[str, Benchmark | None]]:
         """The stages of a cell that are not kept: ``train``, ``alpha``, and a variant with each of its benchmarks."""
@@ -431,11 +438,12 @@ class Evidence:
         linked = max(self.cells, key=lambda cell: "alignment" in cell.recipe.columns)
         config = self.run_config(linked, self.work / "training" / "timed")
         corpus = read_bitext(config, self.start, config.training_arguments())
-        recipes = {cell.name: cell.recipe for cell in self.cells}
+        recipes = {cell.name: replace(cell.recipe, max_length=LENGTH) for cell in self.cells}
         seconds = dict.fromkeys(recipes, float("inf"))
+        size, dtype = self.options.batch_size, torch.bfloat16 if self.options.bf16 else torch.float32
         for _ in range(ROUNDS):
             for name, recipe in recipes.items():
-                each = step_seconds(self.start, recipe, corpus, self.options.batch_size, freeze=True, seed=0)
+                each = step_seconds(self.start, recipe, corpus, size, freeze=True, seed=0, dtype=dtype)
                 seconds[name] = round(min(seconds[name], each), 3)
                 print(f"{time.strftime('%H:%M:%S')} {name}: {each:.2f} seconds", flush=True)
         write_part(path, facts | {"seconds": others | seconds, "versions": versions()})
@@ -449,25 +457,26 @@ class Evidence:
         yield self.tiers[-1], [cell for cell in self.cells if cell.packaged]
 
     def missing_of_start(self, tier: Sequence[Benchmark]) -> Iterator[tuple[Path, dict[str, Any], Benchmark]]:
-        """The benchmarks on which the encoder before training is not measured, with and without its prompt.
-
-        Results that another setting or configuration has are copied: they do not depend on training.
-        """
+        """The benchmarks on which the encoder before training is not measured, with and without its prompt."""
         for name, prompt in PROMPTS.items():
             for benchmark in tier:
                 own = Path(STARTER, name, file_name(benchmark))
                 path, settings = self.folder / own, self.measured_settings(benchmark, prompt=prompt)
                 if kept(path, settings) is None:
-                    others = (other / own for other in self.folder.parents[1].glob("*/*"))
-                    if (found := next((other for other in others if kept(other, settings)), None)) is None:
-                        yield path, settings, benchmark
-                    else:
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        shutil.copyfile(found, path)
+                    yield path, settings, benchmark
+
+    def shared(self, path: Path, settings: Mapping[str, Any]) -> Path | None:
+        """The same results of another setting or configuration, if there are some: they do not depend on training."""
+        others = (other / path.relative_to(self.folder) for other in self.folder.parents[1].glob("*/*"))
+        return next((other for other in others if kept(other, settings)), None)
 
     def run_start(self, tier: Sequence[Benchmark]) -> None:
-        """Measure the encoder before training."""
+        """Measure the encoder before training, or copy its results."""
         for path, settings, benchmark in self.missing_of_start(tier):
+            if found := self.shared(path, settings):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(found, path)
+                continue
             self.attempt(
                 f"{STARTER}, {path.parent.name}: {benchmark.name}", self.measure, path, settings, benchmark, self.start
             )
@@ -476,13 +485,13 @@ class Evidence:
         """Run the missing stages of a cell."""
         if not (missing := self.missing(cell, tier)):
             return
-        if ("train", None) in missing or not (cell.untrained or self.vector_path(cell).is_file()):
+        if ("train", None) in missing or not self.has_vector(cell):
             self.attempt(f"{cell}: training", self.train, cell)
             missing = self.missing(cell, tier)  # other weights than before have other results
         if ("train", None) not in missing and ("alpha", None) in missing:
             self.attempt(f"{cell}: choice of alpha", self.choose, cell)
             missing = self.missing(cell, tier)
-        if not (cell.untrained or self.vector_path(cell).is_file()) or any(one is None for _, one in missing):
+        if not self.has_vector(cell) or any(one is None for _, one in missing):
             return
         facts, chosen = (read_part(cell.folder / f"{name}.json") for name in ("train", "alpha"))
         for variant in cell.variants:
@@ -512,9 +521,8 @@ class Evidence:
     def plan(self) -> str:
         """Stored and missing results, and an estimate of the remaining time, as text."""
         minutes = self.minutes()
-        left = {
-            STARTER: sum(minutes(STARTER, one.name) for tier in self.tiers for *_, one in self.missing_of_start(tier))
-        }
+        unmeasured = (one for tier in self.tiers for one in self.missing_of_start(tier) if not self.shared(*one[:2]))
+        left = {STARTER: sum(minutes(STARTER, benchmark.name) for *_, benchmark in unmeasured)}
         lines = []
         for cell in self.cells:
             tiers = self.tiers if cell.packaged else self.tiers[:-1]

@@ -68,7 +68,7 @@ from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
-from metaphrase.io.digests import files_sha256
+from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
@@ -108,12 +108,13 @@ DIRECTIONS = (0, 10, 20, 30, 40, 60)
 DEFAULT, DEFAULT_RELEASE = "tau=0.01, own side, anchor, weight 10", {"alpha": 0.7, "directions": 20}
 #: Of these encoders, without removed directions, transfer is measured.
 TRANSFER_ALPHAS = (0.5, 1.0)
-#: Suites of transfer by folder of their data, their results, and the number of test items of each language.
+#: Suites of transfer and their results, by folder of their data.
 TRANSFER = {
     "xnli": ("nli", "xnli probe accuracy"),
     "ud": ("pos", "ud probe accuracy"),
     "xquad": ("qa", "xquad f1"),
 }
+#: Test items of each language.
 TRANSFER_ITEMS = 100
 #: Sizes of the dev samples: STS-B items and MLQA questions, and paragraphs of the declaration, of each language.
 ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
@@ -379,9 +380,10 @@ def transfer_scores(model: SentenceTransformer, folder: Path) -> dict[str, float
     return {suite: results[name].groups["without English"].score for suite, name in measures.items()}
 
 
-def dev_digest(stsb: Path, mlqa: Path) -> str:
-    """Digest of the dev texts outside the package."""
-    return files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
+def work_settings(stsb: Path, mlqa: Path) -> dict[str, str]:
+    """Digests of the dev texts outside the package, and of the encoder before training."""
+    data = files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
+    return {"data": data, "starter": model_hash(load_encoder("starter"))}
 
 
 # -------------------------------------------------------------------------------------------------------------- program
@@ -484,6 +486,11 @@ def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def encoder_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Recipe, α, number of directions and seed; the starter has no seed."""
     return row["recipe"], row["alpha"], row["directions"], row.get("seed")
+
+
+def cell_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Recipe and seed; the starter has no seed."""
+    return row["recipe"], row.get("seed")
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -664,9 +671,7 @@ def main(argv: Sequence[str]) -> int:
         help="Folder with xnli or ud, to measure probes for inference or tags, or xquad, to fine-tune for questions.",
     )
     parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
-    parser.add_argument(
-        "--only", nargs="+", default=[""], help="Train recipes with one of these names, or parts of names."
-    )
+    parser.add_argument("--only", nargs="+", default=[""], help="Names of recipes, or parts of names (default: all).")
     parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: the demo's).")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)
@@ -694,15 +699,15 @@ def run(options: argparse.Namespace) -> None:
     rows = stored_rows(KEPT, content) if options.keep else []
     prepare_process()
     data = DevData(options.stsb, options.mlqa)
-    check_settings(options.output, {"data": dev_digest(options.stsb, options.mlqa)})
+    check_settings(options.output, work_settings(options.stsb, options.mlqa))
     start = measured(None, data, options.output, options.transfer)
     require_same_start(rows, start)
     rows = with_stored_scores(start, rows) + rows[len(start) :]
     missing = missing_cells(cells, rows, options.transfer)
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
-            renewed = {row["recipe"] for row in found}
-            rows = [row for row in rows if row["recipe"] not in renewed] + with_stored_scores(found, rows)
+            renewed = set(map(cell_of, found))
+            rows = [row for row in rows if cell_of(row) not in renewed] + with_stored_scores(found, rows)
             print(json.dumps(found, indent=1) if found else f"{len(missing)} recipes to train", flush=True)
             write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
 
@@ -710,8 +715,8 @@ def run(options: argparse.Namespace) -> None:
 def missing_cells(cells: Iterable[Cell], rows: Iterable[Mapping[str, Any]], transfer: Path | None) -> list[Cell]:
     """The cells of which no row has all scores."""
     wanted = {TOKENS, *transfer_measures(transfer)}
-    done = {row["recipe"] for row in rows if row.keys() >= wanted | ({GUARD} if not row.get("removed") else set())}
-    return [cell for cell in cells if cell.name not in done]
+    done = {cell_of(row) for row in rows if row.keys() >= wanted | ({GUARD} if not row.get("removed") else set())}
+    return [cell for cell in cells if (cell.name, cell.seed) not in done]
 
 
 def write_results(content: dict[str, Any], options: argparse.Namespace) -> None:

@@ -41,6 +41,9 @@ UNUSUAL = re.compile(r"[%<>{}$\\|@=^`\t\n]|https?:|\.\.\.$|…$")
 #: The mark of an access key, as in ``_Open``, ``&Open`` and ``~Open``, and the key in parentheses that other scripts append.
 ACCESS_KEY = re.compile(r"[ ]?\([_&~]\w\)|[_&~](?=\w)")
 
+#: Marks that are part of the text, as in ``R&D`` and ``first_name, last_name``: a message has at most one access key.
+NO_KEY = re.compile(r"[A-Z0-9][_&~][A-Z0-9]|[_&~]\w.*[_&~]\w")
+
 
 @dataclass
 class Options:
@@ -72,15 +75,23 @@ def downloaded(package: str, folder: str) -> Path:
 
 
 def packaged_catalogues(package: Path, pattern: str) -> Iterator[bytes]:
-    """Read the catalogues of a Debian package whose path matches a pattern."""
-    with (
-        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as process,
-        tarfile.open(fileobj=process.stdout, mode="r|") as archive,
-    ):
-        for member in archive:
-            if member.isfile() and fnmatch.fnmatch(member.name, pattern):
-                content = archive.extractfile(member)
-                yield content.read() if content else b""
+    """Read the catalogues of a Debian package whose path matches a pattern.
+
+    Raises:
+        DataError: The package is damaged.
+    """
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as process:
+        try:
+            with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
+                for member in archive:
+                    if member.isfile() and fnmatch.fnmatch(member.name, pattern):
+                        content = archive.extractfile(member)
+                        yield content.read() if content else b""
+        except tarfile.ReadError as error:
+            raise DataError(f"{package.name} is damaged: {error}.") from error
+        process.communicate()  # the padding at the end
+    if process.returncode:
+        raise DataError(f"{package.name} is damaged: dpkg-deb returned {process.returncode}.")
 
 
 def catalogues(options: Options) -> Iterator[tuple[str, bytes]]:
@@ -130,7 +141,7 @@ def pairs(options: Options, found: Iterable[tuple[str, bytes]]) -> Iterator[tupl
         except (OSError, ValueError, LookupError, struct.error) as error:
             raise DataError(f"A catalogue of {provenance} cannot be read: {error}.") from error
         for sides in catalogue.messages():
-            if any(UNUSUAL.search(side) for side in sides):
+            if any(UNUSUAL.search(side) or NO_KEY.search(side) for side in sides):
                 continue
             source, target = map(tidied, sides)
             lengths = len(source.split()), len(target.split())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The examples of docs/my-language.md: a few thousand pairs each, eight minutes of training, and the verdicts.
+# The examples of docs/my-language.md: trains each language on a few thousand pairs for eight minutes and prints the verdicts.
 #   scripts/my_language.sh LAFAND SOFTWARE [OUTPUT]
 # LAFAND contains sw-en.train.tsv.gz (LAFAND-MT), SOFTWARE xx-en.train.tsv.gz of Basque and Kazakh (translations inside free
 # software). Each file starts with the header `source target`. An interrupted run resumes.

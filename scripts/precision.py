@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from ablations import trained
-from forgetting import COLUMNS, DevData, dev_digest, interpolated, kept_embeddings
+from forgetting import COLUMNS, DevData, interpolated, kept_embeddings, work_settings
 from stored_results import check_settings, fill, markdown, refuse_less, reports_errors
 from update_tables import hardware_words
 
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> None:
     data = DevData(options.stsb, options.mlqa)
     paths = ("corpus", "test", "retention", "output_dir")
     settings = {key: value for key, value in demo_settings().items() if key not in paths}
-    check_settings(options.output, settings | {"data": dev_digest(options.stsb, options.mlqa)})
+    check_settings(options.output, settings | work_settings(options.stsb, options.mlqa))
     rows = [measured(name, seed, options.steps, data, options.output) for seed in options.seeds for name in SETTINGS]
     print(table(rows))
     if options.keep:

@@ -184,7 +184,8 @@ def main(argv: list[str]) -> int:
         if options.steps is not None:
             raise UsageError("--steps is for trials, whose results are not stored. Omit --steps or --keep.")
         refuse_less(RESULTS, covers, covers({"settings": settings}))
-    check_settings(output, settings | {"rounds": ROUNDS})
+    files = {path.name: file_sha256(path) for path in bitext_files(options)}
+    check_settings(output, settings | {"rounds": ROUNDS, "bitext files": files})
     rows = rows_of(options, output)
     settings |= {"bitext": {path.name: file_sha256(path) for path in sorted((output / "bitext-1").glob("*"))}}
     content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}

@@ -50,7 +50,8 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     english_ids = english_piece_ids(corpus.dataset["target"], encoder.tokenizer)
     loss = AlignmentLoss(encoder, recipe, english_ids=english_ids)
 
-    # 5. The trainer is based on sentence-transformers' trainer; it saves, resumes, clips and synchronises heads.
+    # 5. The trainer is based on sentence-transformers' trainer; it saves, clips and synchronises heads.
+    #    `trainer.train(resume_from_checkpoint=True)` resumes.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,

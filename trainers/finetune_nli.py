@@ -7,8 +7,8 @@
         --test hf:facebook/xnli:{language}@test --output_dir out/xnli
 
 ``evaluation.transfer.running`` documents modes and the selection of checkpoints, ``evaluation.transfer.data`` the data.
-The papers' hyper-parameters are in ``configs/finetune``. Run again, an interrupted program resumes, and a finished one
-prints its table.
+The papers' hyper-parameters are in ``configs/finetune``. If it is run again, an interrupted program resumes and a
+finished one prints its table.
 """
 
 import sys

@@ -6,8 +6,8 @@
         --model out/ppa --train hf:rajpurkar/squad@train --dev MLQA_V1/dev --test MLQA_V1/test --output_dir out/mlqa
 
 Question and context are in the same language (XLT). ``evaluation.transfer.running`` documents modes and the selection of
-checkpoints, ``evaluation.transfer.data`` the data. The papers' hyper-parameters are in ``configs/finetune``. Run again, an
-interrupted program resumes, and a finished one prints its table.
+checkpoints, ``evaluation.transfer.data`` the data. The papers' hyper-parameters are in ``configs/finetune``. If it is run
+again, an interrupted program resumes and a finished one prints its table.
 """
 
 import sys

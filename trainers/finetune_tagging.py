@@ -7,8 +7,8 @@
 
 F1 is seqeval's on plain tags, as in XTREME; ``evaluation.transfer.tag_scores`` explains it.
 ``evaluation.transfer.running`` documents the selection of checkpoints, ``evaluation.transfer.data`` the data. The papers'
-hyper-parameters are in ``configs/finetune``. Run again, an interrupted program resumes, and a finished one prints its
-table.
+hyper-parameters are in ``configs/finetune``. If it is run again,
+an interrupted program resumes and a finished one prints its table.
 """
 
 import sys

@@ -4,7 +4,8 @@
         --model out/sw --train lafand --test lafand --language sw --output_dir out/mt
 
 Requires ``pip install 'metaphrase[finetuning]'`` (sacreBLEU). The hyper-parameters of the paper are in
-``configs/finetune/mgc-translation.yaml``. Run again, an interrupted program resumes, and a finished one prints its table.
+``configs/finetune/mgc-translation.yaml``. If it is run again, an interrupted program resumes and a
+finished one prints its table.
 """
 
 import sys

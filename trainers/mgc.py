@@ -63,7 +63,8 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     # 5. The loss encodes each side once and passes the encodings to all three contrasts.
     loss = AlignmentLoss(encoder, recipe)
 
-    # 6. The trainer is based on sentence-transformers' trainer; it saves, resumes, clips and synchronises heads.
+    # 6. The trainer is based on sentence-transformers' trainer; it saves, clips and synchronises heads.
+    #    `trainer.train(resume_from_checkpoint=True)` resumes.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,

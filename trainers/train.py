@@ -6,8 +6,8 @@ Run it on one machine, or on several processes with torchrun::
     torchrun --nproc_per_node 8 trainers/train.py --recipe dap --paper_training true --model xlm-roberta-base \
         --corpus corpus/ --output_dir out/dap
 
-It has the options of ``metaphrase train``, which adds YAML files and tables. To change what happens beyond them, start
-from ``trainers/dap.py``.
+It has the options of ``metaphrase train``, which adds YAML files and tables. For other changes, start from
+``trainers/dap.py``.
 """
 
 import argparse
@@ -36,4 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ValueError, OSError) as error:
+        sys.exit(f"trainers/train.py: {error}")

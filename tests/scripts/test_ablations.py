@@ -216,6 +216,12 @@ def test_monolingual_text_is_read_if_given(script):
     assert not any("monolingual" in cell.recipe.columns for cell in script.load_grid("amber-table2").cells)
 
 
+def test_monolingual_text_of_the_hub_is_part_of_the_settings(script, bitext_path):
+    given = {"recipe": "amber", "output_dir": "unused", "corpus": [str(bitext_path)], "test": [], "languages": ["de"]}
+    texts = (["hf:org/a"], ["hf:org/b"], ["hf:org/b", "hf:org/a"])
+    assert len({json.dumps(script.settings_of(script.RunConfig(**given, monolingual=one))) for one in texts}) == 3
+
+
 @pytest.mark.parametrize(
     "written", ["--monolingual {}", "--monolingual={}", "--set monolingual={}", "--config {}.yaml"]
 )

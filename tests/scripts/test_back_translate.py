@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,17 @@ def test_a_stopped_run_goes_on(script, options, tmp_path, monkeypatch, method):
     assert not parts.exists()
 
 
+def test_other_models_and_corpora_have_other_manifests(script, options, bitext_path):
+    corpus = load_corpus(bitext_path, cleaning=None)
+    hub = [replace(corpus, files=[{"path": "hf:org/a", "sha256": None, "revision": one}]) for one in ("old", "new")]
+    jobs = script.jobs_of(options())
+    manifests = [script.manifest_of(options(), one, jobs) for one in (corpus, *hub)]
+    with torch.no_grad():
+        next(jobs[0].model.parameters()).add_(1)
+    manifests.append(script.manifest_of(options(), corpus, jobs))
+    assert len(set(map(json.dumps, manifests))) == 4
+
+
 @pytest.mark.slow
 def test_sampling_follows_the_seed(script, options):
     one, again, other = (
@@ -221,9 +233,11 @@ def test_a_translation_is_one_line_without_the_separator(script):
 
 def test_wrong_options(script, options, tmp_path):
     for changes, message in (
-        ({"method": "greedy"}, "--method expects beam or top-k, got 'greedy'"),
+        ({"method": "greedy"}, "method.* must be one of 'beam', 'top-k', but is 'greedy'"),
         ({"to_source": None, "to_target": None}, "pass --to_source, --to_target or both"),
-        ({"num": 0}, "at least 1, got 0"),
+        ({"num": 0}, "num.* must be a whole number from 1 .*, but is 0"),
+        ({"batch_size": -1}, "batch_size.* must be a whole number from 1 .*, but is -1"),
+        ({"shard_size": -1}, "shard_size.* must be a whole number from 1 .*, but is -1"),
         ({"dtype": "float33"}, "--dtype expects a data type of torch"),
         ({"codes": ["deu_Latn"]}, "the form sw=swh_Latn, got 'deu_Latn'"),
         ({"codes": ["de=deu_Latn"]}, "has no code for 'en'"),

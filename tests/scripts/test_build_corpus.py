@@ -187,8 +187,10 @@ def test_without_a_tokenizer(script, opus, tmp_path, capsys):
 
 
 def test_wrong_options(script, opus, tmp_path, split_at_spaces):
-    with pytest.raises(ValueError, match="--protocol expects one of dap, ppa, got 'labse'"):
+    with pytest.raises(ValueError, match=r"protocol.* must be one of 'dap', 'ppa', but is 'labse'"):
         build(script, opus, tmp_path / "out", protocol="labse")
+    with pytest.raises(ValueError, match=r"train_cap.* must be a whole number from 1"):
+        build(script, opus, tmp_path / "out", train_cap=-1)
     with pytest.raises(ValueError, match="--pairs expects a number such as 250k or 2M, got 'all'"):
         build(script, opus, tmp_path / "out", protocol="ppa", pairs="all", tokenizer=split_at_spaces)
     with pytest.raises(FileNotFoundError, match=r"no file <source>/xx-en\.\* for th"):

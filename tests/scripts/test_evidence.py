@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from metaphrase.evaluation.measures import MEASURES
@@ -89,6 +90,8 @@ def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_sc
     options = script.parsed(["--config", str(SCRIPTS.parent / "configs" / "finalists.yaml"), "--steps", "200"])
     cells = script.load_cells(options, tmp_path)
     assert len(cells) == 5 * 3 + 1 + 3
+    options.seeds = [1, 2]
+    assert len(script.load_cells(options, tmp_path)) == 5 * 2 + 1 + 2
     forgetting = load_script("forgetting")
     rows = json.loads(forgetting.KEPT.read_text(encoding="utf-8"))["rows"]
     untrained, *unguarded = [cell for cell in cells if not cell.packaged]
@@ -140,6 +143,9 @@ def test_results_of_the_encoder_before_training_are_shared(script, argv, capsys)
         evidence.run_start(tier)
     capsys.readouterr()
     other = script.Evidence(script.parsed([*argv, "--steps", "3"]))
+    other.cells = []
+    assert "starter | | | | 0\n" in other.plan()
+    assert not other.folder.exists()  # a plan writes nothing
     for tier in other.tiers:
         other.run_start(tier)
     assert not capsys.readouterr().out
@@ -160,6 +166,19 @@ def test_results_in_bfloat16_are_a_setting_of_their_own(script, argv, monkeypatc
     monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: False)
     with pytest.raises(script.UsageError, match="needs a CPU with instructions for bfloat16"):
         script.Evidence(script.parsed([*argv, "--bf16"]))
+
+
+def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkeypatch):
+    timed = []
+
+    def step_seconds(model, recipe, corpus, size, *, freeze, seed, dtype):
+        timed.append((recipe.name, recipe.max_length, size, dtype))
+        return 1.0
+
+    monkeypatch.setattr(script, "step_seconds", step_seconds)
+    monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: True)
+    script.Evidence(script.parsed([*argv, "--only", "ppa", "--seeds", "0", "--bf16"])).time_steps()
+    assert timed == [("ppa", script.LENGTH, 8, torch.bfloat16)] * script.ROUNDS
 
 
 def test_every_recipe_is_valid_and_every_claim_names_two(script, tmp_path):
@@ -231,6 +250,31 @@ def test_a_training_interrupted_by_a_signal_is_repeated(script, argv):
     evidence.train(cell)
     assert read_part(cell.folder / "train.json")["encoder_calls"] == 1
     assert not interrupted.exists()
+
+
+def test_weights_that_were_trained_for_other_results_are_not_measured(script, argv, monkeypatch):
+    argv += ["--only", "tr", "--seeds", "0", "--variants", "raw"]
+    evidence, other = (script.Evidence(script.parsed([*argv, *more])) for more in ([], ["--results", "other"]))
+    (cell,) = evidence.cells
+    path, trainings = evidence.vector_path(cell), []
+    assert path == other.vector_path(cell)
+
+    def train(cell):
+        trainings.append(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"%d" % len(trainings))
+        facts = {"settings": evidence.training_settings(cell), "vector": script.file_sha256(path)}
+        script.write_part(cell.folder / "train.json", facts)
+
+    monkeypatch.setattr(evidence, "train", train)
+    monkeypatch.setattr(evidence, "encoder", lambda *_: None)
+    monkeypatch.setattr(evidence, "measure", lambda *_: None)
+    evidence.run_cell(cell, evidence.tiers[0])
+    evidence.run_cell(cell, evidence.tiers[0])
+    assert len(trainings) == 1
+    path.write_bytes(b"weights of another training")
+    evidence.run_cell(cell, evidence.tiers[0])
+    assert len(trainings) == 2
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import gzip
 import json
 import pickle
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,7 +118,8 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
         computed.append(cell.name if cell else "starter")
         row = {"alpha": 0.5, "directions": 0, "hardware": {"gpu": "GPU"}} | dict.fromkeys(script.COLUMNS, 50.0)
         row |= dict.fromkeys((script.GUARD, script.TOKENS), 50.0)
-        return [row | {"recipe": computed[-1], "translations": translations}]
+        seed = {"seed": cell.seed} if cell else {}
+        return [row | seed | {"recipe": computed[-1], "translations": translations}]
 
     class Pool:
         def __init__(self, *args):
@@ -129,6 +131,7 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
     monkeypatch.setattr(script, "measured_in_worker", lambda cell, options: measured(cell, None, None))
     monkeypatch.setattr(script, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(script, "DevData", lambda *folders: None)
+    monkeypatch.setattr(script, "work_settings", lambda *folders: {})
     argv = ["--stsb", str(tmp_path), "--mlqa", str(tmp_path), "--output", str(tmp_path / "out"), "--keep", "--only"]
     first, second = "tau=0.05, nothing", "tau=0.01, anchor"
     assert script.main([*argv, first]) == 0
@@ -137,8 +140,12 @@ def test_results_of_other_recipes_are_added_to_stored_ones(script, tmp_path, mon
     rows = json.loads((tmp_path / "kept.json").read_text())["rows"]
     assert [row["recipe"] for row in rows] == ["starter", second, first]
     assert first in (tmp_path / "page.md").read_text()
+    (tmp_path / "kept.json").unlink()
+    assert script.main([*argv, first, "--seeds", "1", "2"]) == 0
+    rows = json.loads((tmp_path / "kept.json").read_text())["rows"]
+    assert [(row["recipe"], row.get("seed")) for row in rows] == [("starter", None), (first, 1), (first, 2)]
     translations = 51.0
-    assert script.main([*argv, "tau=0.02, anchor"]) == 2
+    assert script.main([*argv, "tau=0.02, anchor", "--seeds", "1", "2"]) == 2
     assert "The starter's translations differ from those in" in capsys.readouterr().err
 
 
@@ -151,6 +158,14 @@ def test_stored_scores_of_the_same_encoder_are_kept(script):
     others = [encoder | {"alpha": 1.0, "structure": 51.0}, encoder | {"seed": 2}]  # trained again; another seed
     assert script.with_stored_scores(others, stored) == others
     assert script.with_stored_scores([again], []) == [again]
+
+
+def test_work_of_another_starter_is_refused(script, tiny_encoder, mlqa, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "load_encoder", lambda name: tiny_encoder)
+    script.check_settings(tmp_path / "out", script.work_settings(tmp_path, mlqa))
+    monkeypatch.setattr(script, "model_hash", lambda model: "another")
+    with pytest.raises(UsageError, match="another value of starter"):
+        script.check_settings(tmp_path / "out", script.work_settings(tmp_path, mlqa))
 
 
 def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):
@@ -273,10 +288,11 @@ def test_structure_of_tokens_compares_the_same_tokens(script, tiny_encoder, monk
 def test_recipes_without_a_score_are_missing(script):
     first, second, *_ = cells = list(script.grid([1], **SETTING, corpus=script.DEMO))[:2]
     rows = [
-        {"recipe": first.name, script.TOKENS: 99.0},
-        {"recipe": second.name, script.TOKENS: 99.0, script.GUARD: 99.0},
+        {"recipe": first.name, "seed": 1, script.TOKENS: 99.0},
+        {"recipe": second.name, "seed": 1, script.TOKENS: 99.0, script.GUARD: 99.0},
     ]
     assert script.missing_cells(cells, rows, None) == [first]
+    assert script.missing_cells([replace(second, seed=2)], rows, None) == [replace(second, seed=2)]
     assert script.missing_cells(cells, [rows[0] | {"removed": 20}, rows[1]], None) == []
 
 

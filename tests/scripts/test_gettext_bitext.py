@@ -1,8 +1,11 @@
 import gzip
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
+
+from metaphrase.exceptions import DataError
 
 
 def catalogue(messages: dict[str, str]) -> bytes:
@@ -29,6 +32,8 @@ def installed(tmp_path) -> Path:
         "Files of the year 2001": "Files of the year 2001",
         "one file was\0many files were": "un fișier\0multe fișiere",
         "Save it": "Salvează",
+        "The office of R&D is open": "Biroul de cercetare este deschis",
+        "Add the path to ld_library_path": "Adaugă o cale la ld_library_path",
         "This one has no translation": "Da, da, da, da, da, da, da, da, da, da, da, da",
     }
     for language in ("ro", "de"):
@@ -85,6 +90,13 @@ def test_a_language_without_strings_is_refused(script, installed, tmp_path, caps
     assert script.main(["--language", language, "--folder", str(installed), "--output", str(output)]) == 2
     assert "has suitable strings" in capsys.readouterr().err
     assert not output.exists()
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="needs dpkg-deb")
+def test_a_damaged_package_is_an_error_with_its_name(script, tmp_path):
+    (tmp_path / "files_1_all.deb").write_bytes(b"no package at all")
+    with pytest.raises(DataError, match=r"files_1_all\.deb is damaged"):
+        list(script.packaged_catalogues(tmp_path / "files_1_all.deb", "*"))
 
 
 def test_a_damaged_catalogue_is_an_error_with_its_name(script, installed, tmp_path, capsys):

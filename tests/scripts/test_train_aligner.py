@@ -36,6 +36,17 @@ def test_a_language_may_come_from_another_folder(script, tmp_path):
         script.bitext_files(script.Options(data=str(tmp_path), languages=["fr", "ro"]))
 
 
+def test_work_on_another_bitext_is_refused(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "rows_of", lambda options, output: [])
+    argv = ["--data", str(tmp_path), "--languages", "fr", "--output", str(tmp_path / "out"), "--bitext"]
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "fr-en.train.tsv.gz").write_text(name)
+    assert script.main([*argv, str(tmp_path / "one")]) == 0
+    assert script.main([*argv, str(tmp_path / "other")]) == 2
+    assert "another value of bitext files" in capsys.readouterr().err
+
+
 def test_an_interrupted_training_resumes(script, tmp_path, monkeypatch):
     configs = []
 

@@ -60,6 +60,11 @@ def test_an_empty_answer_is_not_a_missing_one():
     assert answer_scores({}, {"q": ["the"]}, "en")[0]["exact_match"] == 0
 
 
+def test_a_question_that_cannot_be_answered_scores_nothing():
+    """SQuAD 2.0 has such questions."""
+    assert answer_scores({"q": "the"}, {"q": []}, "en") == ({"f1": 0.0, "exact_match": 0.0}, [0.0])
+
+
 def test_unknown_languages_are_refused():
     with pytest.raises(ValueError, match="not 'el'"):
         normalise_answer("το σπίτι", "el")

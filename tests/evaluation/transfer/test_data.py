@@ -277,3 +277,18 @@ def test_questions_that_are_no_json_are_named(tmp_path):
     (tmp_path / "dev-en.json").write_text('{"data": [', encoding="utf-8")
     with pytest.raises(DataError, match=r"dev-en\.json is not in SQuAD's JSON format: Expecting"):
         read_all(tmp_path, QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "content"),
+    [
+        ("dev-en.json", QUESTIONS, '{"data": [{}]}'),
+        ("dev-en.json", QUESTIONS, '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1"}]}]}]}'),
+        ("en_ewt-ud-dev.conllu", treebank_format(), "1 I I PRON _ _ 0 root _ _"),
+        ("en_ewt-ud-dev.conllu", treebank_format(fused=True), "1 I I PRON _ _ 0 root _ _\n2\n"),
+    ],
+)
+def test_files_with_another_content_are_named(tmp_path, name, form, content):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"{name}:? (is damaged, or is another kind of file|sentence 1 has no words)"):
+        read_all(tmp_path, form)

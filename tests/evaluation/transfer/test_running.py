@@ -23,7 +23,7 @@ from metaphrase.evaluation.transfer import running
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, collate_pairs, finetune_classification
 from metaphrase.evaluation.transfer.data import TransferData, pairs_format
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
-from metaphrase.evaluation.transfer.planning import load_benchmark, plan
+from metaphrase.evaluation.transfer.planning import load_benchmark, plan, split_items
 from metaphrase.evaluation.transfer.running import (
     FineTuner,
     KeepChosen,
@@ -33,7 +33,7 @@ from metaphrase.evaluation.transfer.running import (
     results_table,
 )
 from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, predict
-from metaphrase.exceptions import CheckpointError, NonFiniteError
+from metaphrase.exceptions import CheckpointError, DataError, NonFiniteError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder
 
@@ -181,6 +181,11 @@ def test_code_switching_couples_all_but_english(benchmark):
         plan(benchmark, "code-switching", None)
     with pytest.raises(ValueError, match="de, sw has no training data"):
         plan(replace(benchmark, train={"en": rows("en")}), "translate-train", NLI)
+    foreign = {"sw": rows("sw")}
+    with pytest.raises(DataError, match="no English data, only sw, but code-switching needs the English originals"):
+        plan(TransferData(foreign, foreign, foreign), "code-switching", NLI)
+    with pytest.raises(DataError, match="no English data, only sw, but items are split by their English texts"):
+        split_items(foreign, "premise", {"dev": 0.5, "train": 1.0}, seed=0)
 
 
 def test_halves_of_one_data_set(nli):
@@ -332,6 +337,12 @@ def test_a_finished_program_is_not_repeated(options, tmp_path, monkeypatch):
     assert finetune_classification(options, arguments(tmp_path))["languages"] == first["languages"]
     with pytest.raises(ValueError, match=r"started with learning_rate 0.001, not 0.01"):
         finetune_classification(options, arguments(tmp_path, learning_rate=1e-2))
+    with pytest.raises(ValueError, match=r"started with eval_steps 2, not 3"):
+        finetune_classification(options, arguments(tmp_path, eval_steps=3))
+    with pytest.raises(ValueError, match=r"started with lr_scheduler_kwargs .*, not {\"power\": 2}"):
+        finetune_classification(options, arguments(tmp_path, lr_scheduler_kwargs={"power": 2}))
+    with pytest.raises(ValueError, match=r"started with optim adamw_torch.*, not sgd"):
+        finetune_classification(options, arguments(tmp_path, optim="sgd"))
     with pytest.raises(ValueError, match=r"started with max_length 48, not 40"):
         finetune_classification(replace(options, max_length=40), arguments(tmp_path))
     with pytest.raises(ValueError, match="Pass --output_dir"):
@@ -350,7 +361,7 @@ def test_each_language_is_measured_with_the_checkpoint_it_chose(options, tmp_pat
         return metrics
 
     monkeypatch.setattr(FineTuner, "evaluate", rigged)
-    results = finetune_classification(replace(options, selection="language"), arguments(tmp_path))
+    results = finetune_classification(replace(options, selection="language"), arguments(tmp_path, save_total_limit=1))
     assert {code: score["checkpoint"] for code, score in results["languages"].items()} == {"en": 2, "sw": 6}
     kept = {path.name: path for path in (tmp_path / "en").glob("checkpoint-*")}
     assert sorted(kept) == ["checkpoint-2", "checkpoint-6"]
@@ -372,6 +383,24 @@ def test_checkpoints_are_deleted_on_request(options, tmp_path):
     finetune_classification(replace(options, keep_checkpoints=False, selection="last"), arguments(tmp_path))
     assert not list(tmp_path.rglob("*.safetensors"))
     assert read_json(tmp_path / "results.json")["languages"]["sw"]["checkpoint"] == 6
+
+
+def test_death_while_checkpoints_are_deleted_repeats_no_training(options, tmp_path, monkeypatch):
+    options = replace(options, keep_checkpoints=False, selection="last")
+
+    def died(checkpoint):
+        shutil.rmtree(checkpoint)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeepChosen, "on_save", lambda *args, **kwargs: None)
+        patch.setattr(running, "remove", died)
+        with pytest.raises(KeyboardInterrupt):
+            finetune_classification(options, arguments(tmp_path, max_steps=4))
+    assert list(tmp_path.rglob("*.safetensors"))
+    monkeypatch.setattr(running, "train_and_measure", None)
+    finetune_classification(options, arguments(tmp_path, max_steps=4))
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_accumulated_batches_train_as_one_batch_does(options, tmp_path):

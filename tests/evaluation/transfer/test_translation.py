@@ -24,6 +24,7 @@ from metaphrase.evaluation.transfer.translation import (
     translate,
     translation_scores,
 )
+from metaphrase.exceptions import UsageError
 from tests.conftest import shape
 from tests.evaluation.transfer.conftest import program, read_json
 
@@ -241,6 +242,13 @@ def test_program(tiny_encoder_dir, bitext_dir, tmp_path, capsys):
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"dog", b"cat")))
     with pytest.raises(ValueError, match="was started with data_sha256"):
         program("finetune_translation").main(arguments)
+
+
+def test_an_unknown_tokenisation_is_refused_before_training(tiny_encoder_dir, bitext_dir, tmp_path):
+    arguments = command(tiny_encoder_dir, bitext_dir, tmp_path / "out", tokenisation="words")
+    with pytest.raises(UsageError, match=r"cannot tokenise 'en' with 'words'.* Pass another --tokenisation"):
+        program("finetune_translation").main(arguments)
+    assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def answer_scores(
 ) -> tuple[dict[str, float], list[float]]:
     """F1 over words and share of exact matches in percent, and the F1 of each question in [0, 1].
 
-    The best gold answer of a question counts. A question without an answer scores 0.
+    The best gold answer of a question counts. A question without an answer, predicted or gold, scores 0.
     """
     if not golds:
         raise DataError("There are no questions to score.")
@@ -91,6 +91,7 @@ def answer_scores(
     for question, answers in golds.items():
         answered = question in predictions
         prediction = predictions.get(question, "")
-        f1_n.append(max(answer_f1(prediction, gold, language) for gold in answers) if answered else 0.0)
+        f1_golds = (answer_f1(prediction, gold, language) for gold in answers)
+        f1_n.append(max(f1_golds, default=0.0) if answered else 0.0)
         matches += answered and any(exact_match(prediction, gold, language) for gold in answers)
     return {"f1": 100 * sum(f1_n) / len(f1_n), "exact_match": 100 * matches / len(f1_n)}, f1_n

@@ -31,6 +31,7 @@ from metaphrase.corpus.hub import is_hub_name, parse_hub_name
 from metaphrase.corpus.kinds import check_distinct
 from metaphrase.corpus.text import open_text
 from metaphrase.exceptions import DataError, MissingFileError
+from metaphrase.io.work_folders import damage_in
 
 logger = logging.getLogger(__name__)
 
@@ -242,8 +243,8 @@ def _read_questions(path: Path, language: str) -> Iterator[Row]:
             raise DataError(f"{path} is not in SQuAD's JSON format: {error}.") from error
     if not isinstance(content, dict) or "data" not in content:
         raise DataError(f"{path} is not in SQuAD's JSON format: the key 'data' is missing.")
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
+    with damage_in(path):
+        for paragraph in (paragraph for article in content["data"] for paragraph in article["paragraphs"]):
             for question in paragraph["qas"]:
                 answers = {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")}
                 row = {"item": question["id"], "question": question["question"], "context": paragraph["context"]}
@@ -278,14 +279,16 @@ def treebank_format(*, fused: bool = False) -> Format:
     """
 
     def read(path: Path, language: str) -> Iterator[Row]:
-        with open_text(path) as lines:
+        with damage_in(path), open_text(path) as lines:
             for number, sentence in enumerate(_sentences(lines)):
                 if fused:
                     words, tags = _fused(sentence, language)
                 else:
                     words, tags = ([fields[at] for fields in sentence if fields[0].isdigit()] for at in (1, 3))
+                if not words:
+                    raise DataError(f"{path}: sentence {number + 1} has no words. Tabs must separate the columns.")
                 if sum(word == "_" for word in words) >= max(1, len(words) - 1):
-                    continue  # a treebank without its text, for reasons of copyright
+                    continue  # its words are withheld for copyright reasons
                 if unknown := sorted(set(tags) - set(UPOS)):
                     raise DataError(
                         f"{path}: sentence {number + 1} has unknown tags: {', '.join(unknown)}. The tags are "

@@ -30,8 +30,8 @@ class FineTuningOptions:
     test: str | None = option(None, "Test data (split: test).")
     halves: str | None = option(
         None,
-        "Instead of --train, --dev and --test: one parallel data set (split: dev). Half of its items are used "
-        "for training in English, the other half for measuring in every language.",
+        "Instead of --train, --dev and --test: one parallel data set (split: dev). Half of its items are for "
+        "training, of which --dev_share select the checkpoint; the other half is measured in every language.",
     )
     dev_share: BetweenZeroAndOne = option(0.1, "Share of the items held out as dev data if --dev is not given.")
     languages: list[str] | None = option(None, "Languages to measure, separated by spaces or commas. Default: all.")

@@ -72,7 +72,7 @@ def split_items(sets: Languages, group: str, shares: Mapping[str, float], *, see
 
     English items with the same premise or paragraph are a group. The translations of an item are in the same part.
     """
-    english = sets[ENGLISH]
+    english = _english(sets, "items are split by their English texts")
     members: dict[str, list[str]] = {}
     for item, key in zip(english["item"], english[group], strict=True):
         members.setdefault(key, []).append(item)
@@ -94,6 +94,12 @@ def split_items(sets: Languages, group: str, shares: Mapping[str, float], *, see
         }
         for part in shares
     }
+
+
+def _english(sets: Languages, reason: str) -> Dataset:
+    if ENGLISH not in sets:
+        raise DataError(f"There are no English data, only {', '.join(sets)}, but {reason}. Add the English file.")
+    return sets[ENGLISH]
 
 
 def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) -> Dataset:
@@ -139,7 +145,7 @@ def plan(benchmark: TransferData, mode: Mode, originals: PairedTexts | None) -> 
         return {language: Run(benchmark.train[language], (language,)) for language in tested}
     if originals is None:
         raise ValueError("Code-switching needs items of two texts, but the items of this task have one.")
-    english, runs = benchmark.train[ENGLISH], {}
+    english, runs = _english(benchmark.train, "code-switching needs the English originals"), {}
     for language in tested:
         data, switched = benchmark.train[language], language != ENGLISH
         runs[language] = Run(

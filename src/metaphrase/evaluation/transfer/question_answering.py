@@ -47,7 +47,7 @@ class QuestionAnsweringOptions(FineTuningOptions):
     n_best: Annotated[int, Range(1, 1000)] = option(20, "Number of starts and ends to consider in each window.")
     scoring: Literal["mlqa", "squad"] = option(
         "mlqa",
-        "mlqa: normalize answers by their language (as squad for languages that MLQA lacks); squad: normalize "
+        "mlqa: normalise answers by their language (as squad for languages that MLQA lacks); squad: normalise "
         "all answers as English, as XTREME scores XQuAD.",
     )
 

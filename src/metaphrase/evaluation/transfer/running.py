@@ -108,6 +108,8 @@ def _run_all(task: Task, benchmark: TransferData, folder: Path) -> dict[str, Any
             kept = train_and_measure(task, run, benchmark, replace(task.arguments, output_dir=str(folder / name)))
             if first:
                 kept = write_part(folder / name / RESULTS, kept)
+        if first:
+            _prune(folder / name, kept, keep=task.options.keep_checkpoints)
         done[name] = kept
     if not first:
         return None
@@ -128,6 +130,7 @@ def check_settings(
     """Write the settings of a program to its folder, or compare them with the settings in it."""
     trained = {name: getattr(arguments, name) for name in _HYPERPARAMETERS}
     trained["lr_scheduler_type"] = str(arguments.lr_scheduler_type.value)
+    trained["lr_scheduler_kwargs"] = json.dumps(arguments.lr_scheduler_kwargs, sort_keys=True)
     settings = {
         "task": task,
         "model": options.model,
@@ -148,9 +151,9 @@ def check_settings(
             )
         before, now = (one | one["settings"] | one["training"] for one in (then, settings))
         for key, value in now.items():
-            if not isinstance(value, dict) and before.get(key) != value:
+            if not isinstance(value, dict) and before.get(key, value) != value:
                 raise UsageError(
-                    f"{folder} was started with {key} {before.get(key)}, not {value}. Resume with the same settings, or "
+                    f"{folder} was started with {key} {before[key]}, not {value}. Resume with the same settings, or "
                     "choose another --output_dir."
                 )
     elif arguments.process_index == 0:
@@ -161,14 +164,16 @@ def check_settings(
 _HYPERPARAMETERS = (
     *("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("label_smoothing_factor", "bf16", "fp16"),
+    *("label_smoothing_factor", "bf16", "fp16", "optim", "optim_args", "data_seed"),
+    *("eval_strategy", "eval_steps", "save_strategy", "save_steps"),
 )
 
 
 def train_and_measure(task: Task, run: Run, benchmark: TransferData, arguments: Any) -> dict[str, Any]:
     """One run: train, resuming from the last checkpoint, and measure with the chosen checkpoints."""
     started = time.time()
-    folder, selection = Path(str(arguments.output_dir)), task.options.selection
+    selection = task.options.selection
+    arguments = replace(arguments, save_total_limit=None)  # KeepChosen deletes checkpoints
     dev = _dev_sets(run, benchmark, selection)
     if not dev:
         arguments = replace(arguments, eval_strategy="no")
@@ -189,12 +194,6 @@ def train_and_measure(task: Task, run: Run, benchmark: TransferData, arguments: 
     chosen = choose(history, run.languages, selection, trainer.state.global_step)
     scores = _measure(task, trainer.model, run, benchmark, chosen, arguments)
     trainer.accelerator.wait_for_everyone()
-    if arguments.process_index == 0:
-        for checkpoint in folder.glob("checkpoint-*"):
-            if not task.options.keep_checkpoints or _step(checkpoint) not in chosen.values():
-                remove(checkpoint)
-            else:
-                remove_file(checkpoint, OPTIMIZER)
     return {
         "languages": {language: scores[language] for language in run.languages},
         "items": len(run.train),
@@ -204,6 +203,17 @@ def train_and_measure(task: Task, run: Run, benchmark: TransferData, arguments: 
         "seconds": round(time.time() - started, 1),
         "training_seconds": round(trained - started, 1),
     }
+
+
+def _prune(folder: Path, results: Mapping[str, Any], *, keep: bool) -> None:
+    """Delete the checkpoints of a run that no language is measured with, all unless ``keep``, and optimiser states."""
+    tidy(folder)
+    measured = {score["checkpoint"] for score in results["languages"].values()} if keep else set()
+    for checkpoint in folder.glob("checkpoint-*"):
+        if _step(checkpoint) in measured:
+            remove_file(checkpoint, OPTIMIZER)
+        else:
+            remove(checkpoint)
 
 
 def _dev_sets(run: Run, benchmark: TransferData, selection: Selection) -> Languages:

@@ -109,7 +109,7 @@ class TaggingTask(Task):
         return [part for row in rows for part in self.tagger.parts(row)]
 
     def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
-        """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
+        """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each part of a sentence."""
 
         def read(output: Any, batch: Sequence[TaggedPieces]) -> list[list[str]]:
             best = output.logits.argmax(-1).tolist()
@@ -121,7 +121,7 @@ class TaggingTask(Task):
 
 
 def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Score:
-    """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
+    """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each part of a sentence."""
     metrics, chunks = tag_scores(gold, predicted, whole_types=whole_types)
     (f1_r,) = ChunkF1().scores([np.array(chunks)], RESAMPLES, np.random.default_rng(0))
     return Score(metrics, percentile_interval(f1_r), chunks)
@@ -136,6 +136,6 @@ def finetune_tagging(
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
-        ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each sentence.
+        ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each part of a sentence.
     """
     return fine_tune(TaggingTask(options, arguments), files=files)

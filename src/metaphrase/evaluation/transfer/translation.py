@@ -84,7 +84,7 @@ class TranslationOptions:
         1.0, "Exponent of the length by which a score is divided."
     )
     tokenisation: str | None = option(
-        None, "Tokenization of sacreBLEU: 13a, zh, intl, …; default: by the target language."
+        None, "Tokenisation of sacreBLEU: 13a, zh, intl, …; default: by the target language."
     )
     limit_train: Count | None = option(None, "Maximum number of training pairs.")
     limit_test: Count | None = option(None, "Maximum number of test pairs.")
@@ -114,7 +114,7 @@ class TargetPieces:
 
 
 def padded(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Callable[[list[str]], Mapping[str, Tensor]]:
-    """Tokenization of sentences into a padded batch."""
+    """Tokenisation of sentences into a padded batch."""
     return partial(tokenizer, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
 
 
@@ -165,7 +165,7 @@ def make_translator(
 
 
 def initialise_decoder(decoder: PreTrainedModel) -> None:
-    """Initialize a decoder in place, as Transformers for translation: Glorot-uniform weights, N(0, 1/hidden) embeddings.
+    """Initialise a decoder in place, as Transformers for translation: Glorot-uniform weights, N(0, 1/hidden) embeddings.
 
     Reference: Glorot and Bengio 2010. tensor2tensor and fairseq initialise the models of Vaswani et al. 2017 in this way.
     """
@@ -277,6 +277,7 @@ def _train_and_translate(
     folder: Path,
 ) -> dict[str, Any] | None:
     started = time.time()
+    bleu(into, options.tokenisation)  # an error before training, not after it
     tokenizer = load_tokenizer(source)
     full = options.decoder_vocabulary == "full"
     ids = torch.arange(len(tokenizer)) if full else english_piece_ids(train["target"], tokenizer)
@@ -318,6 +319,23 @@ def _train_and_translate(
     }
 
 
+def bleu(language: str, tokenisation: str | None = None) -> BLEU:
+    """BLEU of texts in a language.
+
+    Raises:
+        UsageError: sacreBLEU does not know the tokenisation, or lacks a package for it.
+    """
+    tokenisation = tokenisation or TOKENISATIONS.get(bare_language(language), "13a")
+    try:
+        return BLEU(tokenize=tokenisation)
+    except (KeyError, ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"sacreBLEU cannot tokenise {language!r} with {tokenisation!r} ({type(error).__name__}: {reason}). Pass another "
+            "--tokenisation."
+        ) from error
+
+
 def translation_scores(
     translations: Sequence[str], references: Sequence[str], language: str, tokenisation: str | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -326,8 +344,7 @@ def translation_scores(
     >>> translation_scores(["It rains in the town."], ["It rains in the town."], "en")[0]["bleu"]
     100.0
     """
-    tokenisation = tokenisation or TOKENISATIONS.get(bare_language(language), "13a")
-    metrics = {"bleu": BLEU(tokenize=tokenisation), "chrf": CHRF()}
+    metrics = {"bleu": bleu(language, tokenisation), "chrf": CHRF()}
     scores = {
         name: round(metric.corpus_score(list(translations), [list(references)]).score, 6)
         for name, metric in metrics.items()
