@@ -87,8 +87,8 @@ def release_guards(
 ) -> list[Guard]:
     """Guards on abilities other than retrieval of translations, measured before training.
 
-    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text. Similarity
-    structure also covers languages of ``dev``.
+    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no item; halves of one file
+    may share texts, such as paragraphs. Similarity structure also covers languages of ``dev``.
     """
     return [structure_guard(original, _structure_texts(part, dev)), *_label_guards(original, config, part)]
 
