@@ -38,8 +38,8 @@ MEASURED = (10, 20, 30, 40)
 DECLARATION = "udhr, articles with odd numbers"
 RULE = (
     "The chosen number of directions has the largest gain on the development data among those whose guards hold, at this "
-    "number and at all smaller ones. If none of these gains anything, no direction is removed. A guard holds unless the 95 % "
-    "interval of its difference to the original encoder lies below zero."
+    "number and at all smaller ones above 0. If none of these gains anything, no direction is removed. A guard holds unless "
+    "the 95 % interval of its difference to the original encoder lies below zero."
 )
 
 
