@@ -217,7 +217,7 @@ def small_data(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("metaphrase.training.adaptation.PACKAGED_DATA", folder)
     lines = gzip.decompress((folder / "demo" / "fi-en.train.tsv.gz").read_bytes()).decode().splitlines()[1:33]
     texts = {str(place): [line.split("\t")[0]] for place, line in enumerate(lines)}
-    monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda: texts)
+    monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda **_: texts)
     return folder
 
 

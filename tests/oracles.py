@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from metaphrase.encoders.positions import first_position
 from metaphrase.modeling.encoding import Encoding
 
 
@@ -61,15 +62,16 @@ def representation_translation_loop(
 ) -> Tensor:
     """Equation 6 of DAP, pair by pair: the first slots are part of the sequence and masked, as in the released code.
 
-    Position ``t`` of the target is ``offset + t``, where ``offset`` is the head's; pairs are not padded. ``masked`` selects
-    the masked slots; the others contain ``target``, the states of the reconstructed sentence. ``languages`` are the codes
-    of the reconstructed sentences.
+    Position ``t`` of the target is ``offset + t``, where ``offset`` is the head's; positions of XLM-R start after its
+    padding id. Pairs are not padded. ``masked`` selects the masked slots; the others contain ``target``, the states of the
+    reconstructed sentence. ``languages`` are the codes of the reconstructed sentences.
 
     ``double`` follows the released code: masks pass through the embedding layer at their own position, leaked states do
     not; then the language vector is added to every slot. If the source is reconstructed, its slots come first
     (``slots_first``).
     """
     layers, total, count = head.layers, 0.0, 0
+    first = first_position(layers)
     attention = layers.config._attn_implementation
     layers.set_attn_implementation("eager")
     for i in range(len(source)):
@@ -82,7 +84,9 @@ def representation_translation_loop(
             if masked is not None and not masked[i, k]:
                 slots.append(target[i, k] + language if double else target[i, k])
             elif double:
-                embedded = layers.embeddings(inputs_embeds=head.mask_h[None, None], position_ids=torch.tensor([[k]]))
+                embedded = layers.embeddings(
+                    inputs_embeds=head.mask_h[None, None], position_ids=torch.tensor([[first + k]])
+                )
                 slots.append(embedded[0, 0] + language)
             else:
                 slots.append(head.mask_h + language)
@@ -90,10 +94,11 @@ def representation_translation_loop(
         positions = [*range(s), *range(head.offset, head.offset + t)]
         if slots_first:
             positions = [*range(head.offset, head.offset + s), *range(t)]
+        position_ids = first + torch.tensor([positions])
         mask = torch.ones(1, s + t, dtype=torch.long)
         mask[0, 0] = mask[0, s] = 0
         hidden = layers(
-            inputs_embeds=torch.stack(rows)[None], position_ids=torch.tensor([positions]), attention_mask=mask
+            inputs_embeds=torch.stack(rows)[None], position_ids=position_ids, attention_mask=mask
         ).last_hidden_state[0]
         for k in range(1, t):
             if masked is not None and not masked[i, k]:

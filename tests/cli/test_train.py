@@ -87,7 +87,7 @@ def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys)
 @pytest.mark.long
 def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch, capsys):
     texts = {str(place): [row["source"]] for place, row in enumerate(bitext[:12])}
-    monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda: texts)
+    monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda **_: texts)
     plain, debiased = (
         run("--languages", "de", *more, output=name)[1] for name, more in (("a", ()), ("b", ("--debias", "5")))
     )

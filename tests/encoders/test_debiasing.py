@@ -24,11 +24,11 @@ TEXTS = {
 
 
 def samples(languages=5, hidden=12):
-    """Embeddings of languages that differ by an offset."""
+    """Embeddings of languages that differ by an offset, and in the number of texts."""
     generator = torch.Generator().manual_seed(0)
     content = torch.randn(20, hidden, generator=generator)
     offsets = torch.randn(languages, hidden, generator=generator)
-    return {f"l{i}": content + offset for i, offset in enumerate(offsets)}
+    return {f"l{i}": content[: 20 - i % 5] + offset for i, offset in enumerate(offsets)}
 
 
 def unit_means(embeddings):

@@ -8,6 +8,7 @@ from scipy.stats import spearmanr
 
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder
+from metaphrase.evaluation.measures import draw_counts
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.similarity_structure import (
     LANGUAGES,
@@ -59,6 +60,16 @@ def test_scores_match_the_loop():
         assert result.languages[language].n == len(texts)
     scores = [one.score for one in result.languages.values()]
     assert result.average.score == pytest.approx(np.mean(scores))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_resample_matches_the_loop_over_the_same_draws(seed):
+    texts, models = TEXTS["xx"], (Table(0), mix(0.7))
+    (counts,) = draw_counts(len(texts), 1, np.random.default_rng(seed))
+    drawn = np.repeat(np.arange(len(texts)), counts).tolist()
+    wanted = 100 * spearmanr(*(cosines_loop(model, texts, drawn) for model in models)).statistic
+    result = similarity_structure(*models, {"xx": texts}, resamples=1, seed=seed)
+    assert result.languages["xx"].interval == pytest.approx((wanted, wanted), abs=0.05)
 
 
 @pytest.mark.long

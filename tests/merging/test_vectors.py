@@ -148,6 +148,18 @@ def test_directions_of_a_tuned_model_are_kept(tiny_encoder, tmp_path, normalised
         TaskVector.between(tuned, tiny_encoder)
 
 
+def test_a_sum_has_the_principal_directions_of_both(tiny_encoder):
+    """The shared axis first, and as many as the larger number."""
+    axes = torch.eye(32, dtype=torch.float64)
+    one, other = (
+        TaskVector.between(tiny_encoder, without_directions(tiny_encoder, axes[rows])) for rows in ([0, 1], [1, 2, 3])
+    )
+    for both in ((one + other).directions, (other + one).directions):
+        assert both.shape == (3, 32)
+        assert both[0].abs().argmax() == 1
+        assert both[:, 4:].abs().max() < 1e-6
+
+
 def with_prompts(model, default, **prompts):
     model = copy.deepcopy(model)
     model.prompts, model.default_prompt_name = prompts, default

@@ -165,6 +165,14 @@ def test_duplicates_leave_the_denominator():
     )
 
 
+def test_soft_targets_of_the_other_direction_are_transposed():
+    source, target, soft = torch.randn(5, 6), torch.randn(5, 6), torch.randn(5, 5)
+    backward = translation_ranking(source, target, soft_bb=soft, direction="target_to_source")
+    torch.testing.assert_close(backward, translation_ranking(target, source, soft_bb=soft.T))
+    both = translation_ranking(source, target, soft_bb=soft, direction="symmetric")
+    torch.testing.assert_close(both, (translation_ranking(source, target, soft_bb=soft) + backward) / 2)
+
+
 def test_directions_need_equal_pools():
     source, target = pair(3, 5)
     with pytest.raises(ValueError, match="as many sources as targets, but got 2 and 3"):

@@ -138,6 +138,15 @@ def test_a_cap_leaves_context(tokenizer, bitext):
     assert not torch.equal(share(0.4), share(0.4, seed=1))
 
 
+def test_the_sides_draw_words_independently(make_loss, batch_of, tokenizer):
+    text = "der " * 20
+    row = {"source": text, "target": text, "alignment": " ".join(f"{i}-{i}" for i in range(20))}
+    loss = make_loss("awp", max_mask_ratio=0.3)
+    source, target = (one["input_ids"] == tokenizer.mask_token_id for one in batch_of(loss, [row] * 4).values())
+    assert (source.sum(1) == target.sum(1)).all()
+    assert not (source == target).all(1).any()
+
+
 def test_a_word_without_room_is_skipped_and_others_are_tried(tokenizer, pieces_of):
     """Whatever the order of the draw, the room is filled with words of one piece around a word of many."""
     source = "der der der der schläftnichtgutschläftnichtgut der der"

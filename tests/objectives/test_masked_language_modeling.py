@@ -3,7 +3,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
+from transformers import BertForMaskedLM
 
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.modeling.views import UNSCORED, masked_sentence
 from metaphrase.objectives.masked_language_modeling import masked_language_modeling, monolingual_view
 from tests.oracles import cross_entropy_loop
@@ -48,6 +51,20 @@ def test_matches_loop(make_loss, encodings_of, rows, text):
     assert min(grad.abs().max() for grad in wanted) > 0
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_pretrained_head_is_that_of_transformers(make_loss, tiny_mlm_dir, tokenizer, tmp_path):
+    theirs = BertForMaskedLM.from_pretrained(tiny_mlm_dir).eval()
+    with torch.no_grad():
+        for parameter in theirs.cls.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loss = make_loss("mlm", model=load_encoder(tmp_path, default_pooling="cls"))
+    theirs = theirs.double()
+    state_nh, label_n = torch.randn(5, 32, dtype=torch.float64), torch.arange(5) + 7
+    ours = loss.objectives["mlm"].head(state_nh, label_n, theirs.get_input_embeddings().weight)
+    torch.testing.assert_close(ours, F.cross_entropy(theirs.cls(state_nh), label_n))
 
 
 @pytest.mark.parametrize("text", ["pair", "monolingual"])

@@ -40,11 +40,13 @@ def test_matches_loop(make_loss, encodings_of, bitext, rows):
 @pytest.mark.parametrize("direction", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("positions", ["single", "double"])
 @pytest.mark.parametrize("language_embeddings", [False, True])
+@pytest.mark.parametrize("encoder", ["tiny_encoder", "tiny_xlmr"])
 def test_every_setting_of_the_slots_matches_loop(
-    make_loss, encodings_of, bitext, ratio, direction, positions, language_embeddings
+    make_loss, encodings_of, bitext, request, ratio, direction, positions, language_embeddings, encoder
 ):
     loss = make_loss(
         "rtl",
+        model=request.getfixturevalue(encoder),
         ratio=ratio,
         direction=direction,
         positions=positions,

@@ -7,6 +7,7 @@ from metaphrase.encoders.starter import PROMPTS
 from metaphrase.exceptions import UsageError
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.functional import cosines, translation_ranking
+from metaphrase.modeling.matryoshka import truncated
 from tests.oracles import (
     assert_equal_gradients,
     both_sides_ranking_loop,
@@ -80,7 +81,8 @@ def moved_encodings(batch_of):
 
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("soft_weight", [1.0, 0.3])
-def test_soft_targets_and_guidance_match_loop(make_loss, moved_encodings, bitext, guided, soft_weight):
+@pytest.mark.parametrize("size", [32, 8])
+def test_soft_targets_and_guidance_match_loop(make_loss, moved_encodings, bitext, guided, soft_weight, size):
     loss = make_loss(
         "tr",
         direction="symmetric",
@@ -90,7 +92,7 @@ def test_soft_targets_and_guidance_match_loop(make_loss, moved_encodings, bitext
         soft_temperature=0.1,
         guided=guided,
     )
-    new, old = moved_encodings(loss, bitext[:6])
+    new, old = (truncated(encodings, size) for encodings in moved_encodings(loss, bitext[:6]))
     fast = loss.objectives["tr"](new)
     sides = [of[side].sentence_bh for of in (new, old) for side in ("source", "target")]
     slow = guided_soft_ranking_loop(

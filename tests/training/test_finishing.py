@@ -11,14 +11,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from metaphrase import RunConfig
-from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guards import AlphaCurve
+from metaphrase.io.files import UDHR
 from metaphrase.merging.projection import find_projection
 from metaphrase.publishing import debiasing
 from metaphrase.training import finishing
-from metaphrase.training.finishing import ALPHAS, encoded_texts, finish, release_guards, training_guards
+from metaphrase.training.finishing import ALPHAS, TEXTS, encoded_texts, finish, release_guards, training_guards
 from metaphrase.training.planning import count_prompts
 
 PROMPTS = {"query": "ask: ", "passage": "tell: "}
@@ -54,7 +55,17 @@ def small(bitext, monkeypatch) -> None:
     texts = {"de": [row["source"] for row in bitext], "en": [row["target"] for row in bitext]}
     monkeypatch.setattr(finishing, "structure_texts", lambda **_: texts)
     parallel = {str(at): [f"{row['source']} {at}", row["target"]] for at, row in enumerate(bitext[:12])}
-    monkeypatch.setattr(finishing, "parallel_texts", lambda: parallel)
+    few = {language: texts[:1] for language, texts in parallel.items()}
+    monkeypatch.setattr(finishing, "parallel_texts", lambda most=None: few if most else parallel)
+
+
+def test_the_few_texts_of_all_languages_have_the_same_content():
+    texts, pairs = debiasing.parallel_texts(most=TEXTS), load_parallel_folder(UDHR)
+    assert texts.keys() == {*pairs, "en"} == debiasing.parallel_texts().keys()
+    for language, one in pairs.items():
+        english = dict(zip(one.sources, one.targets, strict=True))
+        assert [english[text] for text in texts[language]] == texts["en"]
+    assert len(set(texts["en"])) == TEXTS
 
 
 @pytest.mark.usefixtures("small")
@@ -67,10 +78,15 @@ def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev,
         assert base.prompts == {**base.prompts, **PROMPTS}
         return AlphaCurve(0.5, "dev", [{"alpha": 0.5, "gain": gain.measure(measured[0]), "guards": {}, "holds": True}])
 
+    sampled = []
+    remove = finishing.debias
     monkeypatch.setattr(finishing, "choose_alpha", choose)
+    monkeypatch.setattr(finishing, "debias", lambda *args: sampled.append(args[1]) or remove(*args))
     config = RunConfig(model=str(start), merge="auto", debias=directions, output_dir=str(tmp_path))
     finish(trained, config, pooling="cls", dev=dev)
     assert len(measured) == len(ALPHAS)
+    few = finishing.parallel_texts(most=TEXTS)
+    assert sampled == ([few] * len(ALPHAS) if directions else [])
     for model in measured:
         assert model.prompts == search_prompts(PROMPTS)
         assert (find_projection(model) is not None) == bool(directions)

@@ -33,6 +33,32 @@ def test_dap_is_the_papers_sum():
     assert Recipe.load("dap").paper_training["max_steps"] == 100_000
 
 
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("wacse", {"tr": 0.8, "awp": 0.1, "wtr": 0.1}),
+        ("wacse-language", {"tr": 0.8, "awp": 0.1, "wtr": 0.1}),
+        ("wacse-8", {"tr": 0.8, "awp": 0.02, "wtr": 0.18}),
+        ("tr-xtr", {"tr": 2, "xtr": 1}),
+    ],
+)
+def test_weights_are_the_papers(name, weights):
+    assert {term.objective: term.weight for term in Recipe.load(name).terms} == weights
+
+
+def test_arguments_are_the_papers():
+    moco, tlm = Recipe.load("ppa").terms
+    assert {
+        "temperature": 0.05,
+        "queue_size": 32000,
+        "momentum": 0.999,
+        "projection_size": 300,
+    }.items() <= moco.args.items()
+    assert tlm.args["mask_rate"] == 0.15
+    (mexma,) = Recipe.load("mexma").terms
+    assert mexma.args == {"mask_rate": 0.4, "layers": 6, "heads": 8, "koleo_weight": 0.01}
+
+
 def test_the_release_weighs_rtl_as_its_eight_ranks_did():
     assert [(term.objective, term.weight) for term in Recipe.load("dap-release").terms] == [("tr", 1.0), ("rtl", 0.8)]
 

@@ -33,6 +33,8 @@ def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0
     ('better', 'tie')
     >>> difference([70.0, 71.0], [71.0, 72.0], sampling=1.5)["verdict"]
     'tie'
+    >>> difference([70.0, 71.0, 72.0], [71.0, 72.1, 73.1], sampling=0.4)["half"]  # the root of 0.143² + 0.4²
+    0.425
     """
     found = interval([b - a for a, b in zip(old, new, strict=True)])
     if found["half"] is None:

@@ -66,7 +66,7 @@ class Original:
 
     @torch.no_grad()
     def __call__(self, encoding: Encoding) -> OriginalEncoding:
-        """Encode the sentences of a view, without gradient."""
+        """Encode the sentences of a view, without gradient; embeddings are truncated to the size of the view's own."""
         if encoding.ids_bl not in self._encoded:
             for part in (self.encoder, self.modules):
                 part.to(device=encoding.table_vh.device, dtype=encoding.table_vh.dtype)
@@ -74,4 +74,6 @@ class Original:
             features = {"token_embeddings": tokens_blh, "attention_mask": encoding.mask_bl.long()}
             self._encoded[encoding.ids_bl] = OriginalEncoding(self.modules(features)["sentence_embedding"], tokens_blh)
         encoded: OriginalEncoding = self._encoded[encoding.ids_bl]
-        return encoded
+        if encoding.sentence_bh is None:
+            return encoded
+        return encoded._replace(sentence_bh=encoded.sentence_bh[:, : encoding.sentence_bh.shape[1]])

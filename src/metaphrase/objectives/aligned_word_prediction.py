@@ -20,6 +20,7 @@ from metaphrase.modeling.views import (
     View,
     kept_links,
     languages_of,
+    own_stream,
     pad_rows,
     surest_partners,
     tokenize_words,
@@ -36,8 +37,8 @@ class MaskedWords(View):
     All pieces of a linked word are masked. The first ``min(p, q)`` of them are labelled, where ``p`` and ``q`` are the
     numbers of pieces of the word and of its partner. Also provides the ``language`` of each text.
 
-    ``max_mask_ratio`` is the maximum share of a sentence's pieces to mask. Words are drawn at random; words with more
-    pieces than the remaining budget are skipped.
+    ``max_mask_ratio`` is the maximum share of a sentence's pieces to mask. Words are drawn at random, independently of
+    the other side; words with more pieces than the remaining budget are skipped.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -58,7 +59,8 @@ class MaskedWords(View):
             partners = surest_partners([*links], [*links.values()])
             if self.max_mask_ratio < 1:
                 room = self.max_mask_ratio * (len(ids) - tokenizer.num_special_tokens_to_add())
-                partners = {word: partners[word] for word in _draw_words(partners, spans_w2, room, rng)}
+                own_rng = own_stream(rng, self.name)
+                partners = {word: partners[word] for word in _draw_words(partners, spans_w2, room, own_rng)}
             masked_l, labels_l = np.array(ids), np.full(len(ids), UNSCORED)
             for word, partner in partners.items():
                 start, end = spans_w2[word]

@@ -39,7 +39,7 @@ class Objective(nn.Module, ABC):
         name: The paper's abbreviation; the key in recipes, logs and model cards.
         granularity: What is aligned.
         citation: BibTeX for the model card.
-        in_batch_negatives: Whether the negatives are the other pairs of the batch.
+        in_batch_negatives: Whether it compares the pairs of a batch with each other, so that a batch of one teaches nothing.
         gather: Whether the negatives include the batches of other processes.
         shares_targets: Whether the pairs of a batch with the same target are positives of each other.
         reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.

@@ -75,7 +75,8 @@ class TranslationRanking(Objective):
             several languages; the loss is the mean over the positives (Khosla et al. 2020, equation 2, the sum outside of
             the logarithm). Copies of a sentence are neither positives nor negatives, as with ``mask_duplicates``, which
             this includes. ``batches: shared_target`` puts such pairs into one batch.
-        gather: Rank against the sentences of all processes, with gradient.
+        gather: Rank against the sentences of all processes, with gradient. ``batch_sampler: no_duplicates`` keeps copies
+            apart in one process only; ``mask_duplicates`` excludes those of others.
         projection: ``"none"``, or ``"mlp"``: rank ``tanh(W h + b)`` in training and discard the projection afterwards, as
             in the released code.
         targets: ``"hard"``: the translation. ``"soft"``: the similarities of the translation to the sentences of its

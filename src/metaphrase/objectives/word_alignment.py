@@ -26,7 +26,7 @@ def word_alignment(
     """Disagreement of the attention of the two directions.
 
     ``1 − 1/H Σ_h tr(A_yx A_xy) / min(|x|, |y|)``, averaged over the pairs, between 0 and 1. It is 0 if both directions attend
-    only along the same one-to-one links.
+    only along the same one-to-one links, which cover the shorter sentence.
 
     Args:
         target_to_source_bell: Attention probabilities of the heads (``e``) in the pass y→x over the concatenated pair, shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -37,8 +38,8 @@ MEASURED = (10, 20, 30, 40)
 DECLARATION = "udhr, articles with odd numbers"
 RULE = (
     "The chosen number of directions has the largest gain on the development data among those whose guards hold, at this "
-    "number and at all smaller ones. If none of these gains anything, no direction is removed. A guard holds unless the 95 % "
-    "interval of its difference to the original encoder lies below zero."
+    "number and at all smaller ones above 0. If none of these gains anything, no direction is removed. A guard holds unless "
+    "the 95 % interval of its difference to the original encoder lies below zero."
 )
 
 
@@ -220,11 +221,24 @@ def choose_directions(
     return DirectionsCurve(int(curve.alpha) if curve.gains else 0, curve.gain, points)
 
 
-def parallel_texts(folder: Path | None = None, split: str | None = None) -> dict[str, Sequence[str]]:
-    """The texts of a folder of translations by language; by default articles with odd numbers of the packaged declaration."""
+def parallel_texts(
+    folder: Path | None = None, split: str | None = None, *, most: int | None = None
+) -> dict[str, Sequence[str]]:
+    """The texts of a folder of translations by language; by default articles with odd numbers of the packaged declaration.
+
+    With ``most``, only so many English texts and their translations, the same in all languages: those that are translated
+    into most languages.
+    """
     sets = (
         articles_of(load_parallel_folder(UDHR), "odd") if folder is None else load_parallel_folder(folder, split=split)
     )
+    if most is not None:
+        counts = Counter(text for one in sets.values() for text in dict.fromkeys(one.targets))
+        kept = {text for text, _ in counts.most_common(most)}
+        sets = {
+            language: one.rows(at for at, text in enumerate(one.targets) if text in kept)
+            for language, one in sets.items()
+        }
     texts: dict[str, Sequence[str]] = {language: one.sources for language, one in sets.items()}
     texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets.values() for text in one.targets))
     return texts

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 #: Weights of the trained encoder that ``merge: auto`` measures.
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Maximum numbers when each weight is measured: items per language of a guard, dev pairs of all languages, and texts per
-#: language for the directions of language identity.
+#: language for the directions of language identity, the same in all languages.
 GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
 #: What the number of directions of language identity is chosen by, in words.
 COMPARED = "The gain is that over 0 directions; the guards compare with the encoder before training."
@@ -87,8 +87,8 @@ def release_guards(
 ) -> list[Guard]:
     """Guards on abilities other than retrieval of translations, measured before training.
 
-    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text. Similarity
-    structure also covers languages of ``dev``.
+    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no item; halves of one file
+    may share texts, such as paragraphs. Similarity structure also covers languages of ``dev``.
     """
     return [structure_guard(original, _structure_texts(part, dev)), *_label_guards(original, config, part)]
 
@@ -128,8 +128,8 @@ def encoded_texts(
     if config.merge == "auto":
         groups.append((_distinct(_structure_texts("dev", dev)), 1 + len(ALPHAS)))
         groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
-    if config.merge == "auto" and config.debias != "auto":
-        groups.append((_distinct(_sample(texts)), len(ALPHAS)))
+    if config.merge == "auto" and config.debias and config.debias != "auto":
+        groups.append((_distinct(parallel_texts(most=TEXTS)), len(ALPHAS)))
     if config.debias == "auto":
         groups.append((_gain_data(dev).texts, 2 + len(MEASURED)))  # before, and without 0 to 40 directions
         groups += [(data.texts, prompts + 1 + len(MEASURED)) for data in _guard_data(config, "dev")]
@@ -161,7 +161,7 @@ def finish(
         vector = TaskVector.between(start, shared_copy(model))
         alpha: Any = config.merge
         if alpha == "auto":
-            curve = _choose(start, vector, config, texts, dev)
+            curve = _choose(start, vector, config, dev)
             write_curve(curve, Path(str(config.output_dir)))
             alpha = curve.alpha
         merged = vector.apply(start, alpha)
@@ -186,12 +186,11 @@ def _choose(
     start: SentenceTransformer,
     vector: TaskVector,
     config: RunConfig,
-    texts: Mapping[str, Any],
     dev: Mapping[str, ParallelSet],
 ) -> AlphaCurve:
     """Choose the weight by its gain on the dev pairs, under guards."""
-    sample = _sample(texts)
     directions: Any = 0 if config.debias == "auto" else config.debias  # chosen after the weight
+    sample = parallel_texts(most=TEXTS) if directions else {}
 
     def finished(model: SentenceTransformer) -> SentenceTransformer:
         model = debias(model, sample, directions)[0] if directions else shared_copy(model)
@@ -247,8 +246,3 @@ def _gain_data(dev: Mapping[str, ParallelSet]) -> LabelledData:
 def _distinct(texts: Mapping[str, Sequence[str]]) -> list[str]:
     """The distinct texts of all languages, each of which is encoded once."""
     return distinct_texts(texts.values())[0]
-
-
-def _sample(texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Some of the texts of each language, on which directions are estimated for each weight."""
-    return {language: spread(one, TEXTS) for language, one in texts.items()}
