@@ -16,7 +16,7 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import encoder_files, load_encoder
+from metaphrase.encoders.loading import encoder_files, find_folder, load_encoder, split_vectors
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
@@ -265,6 +265,7 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
     read = [path for benchmark in benchmarks for path in benchmark.files]
     models = [path for name in (*names, options.baseline) for path in encoder_files(name)]
     check_files(options.outputs, [*read, *models, options.baseline])
+    _find_encoders(names, options.baseline)
     claim_folder(options.output_dir)
 
     def measure(name: str, *variants: Settings, **protocol: Any) -> dict[str, Any]:
@@ -303,6 +304,13 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
         measured.append(results | {"suite": options.suite, "versions": versions(), "seconds": seconds})
         start = time.perf_counter()
     return measured
+
+
+def _find_encoders(names: Sequence[str], baseline: str | None) -> None:
+    """Refuse a name that denotes no encoder before another encoder is measured."""
+    baselines = [] if baseline is None or baseline.endswith(".json") else [baseline]
+    for name in (*names, *baselines):
+        find_folder(split_vectors(name)[0])
 
 
 def find_benchmarks(
