@@ -155,9 +155,14 @@ def _spin_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def _is_of_the_network(error: Exception) -> bool:
+    """Whether the Hub's client raised an error, such as of a connection that breaks; these are no OSErrors."""
+    return any(cls.__module__.split(".")[0] in ("httpx", "httpx2") for cls in type(error).__mro__)
+
+
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:
     """Report an error, without tokens, and return the exit status."""
-    if isinstance(error, MetaphraseError | ValueError | OSError | ImportError):
+    if isinstance(error, MetaphraseError | ValueError | OSError | ImportError) or _is_of_the_network(error):
         message = str(error) or type(error).__name__
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         message = f"Out of memory. Use smaller batches. {str(error).partition(chr(10))[0]}".rstrip()
