@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+import httpx2
 import pytest
 import yaml
 
@@ -90,6 +91,15 @@ def test_the_home_folder_may_be_abbreviated(tmp_path, monkeypatch):
     (options,) = parse("x", [Options], ["--config", "~/c.yaml"])
     assert (options.names, options.text) == ([f"{tmp_path}/a.tsv", "b~/c"], f"{tmp_path}/é x")
     assert RunConfig(output_dir="~/run").output_dir == f"{tmp_path}/run"
+
+
+@pytest.mark.parametrize("home", [r"C:\Users\me", "~"])
+def test_a_home_folder_with_backslashes_and_an_unknown_one_are_no_bug(tmp_path, monkeypatch, home):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
+    config = tmp_path / "c.yaml"
+    config.write_text("text: ~/x\n")
+    (options,) = parse("x", [Options], ["--config", str(config), "--names", "a", "~b"])
+    assert (options.text, options.names) == (f"{home}/x", ["a", "~b"])
 
 
 @pytest.mark.parametrize(
@@ -401,6 +411,7 @@ def fails(error):
         (ValueError("a wrong value"), "a wrong value"),
         (ImportError("x is not installed"), "x is not installed"),
         (PermissionError(13, "Permission denied", "x.tsv"), "[Errno 13] Permission denied: 'x.tsv'"),
+        (httpx2.ReadTimeout("the read timed out"), "the read timed out"),
         (MemoryError(), "Out of memory. Use smaller batches."),
     ],
 )
