@@ -228,7 +228,10 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         ),
         (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
-        (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
+        (
+            ["strong", "--data", "{data}", "--baseline", "{data}/none.json"],
+            "The file {data}/none.json does not exist.",
+        ),
         (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "is not a result of"),
         (
             ["strong", "--data", "{data}", "--baseline", "{data}/broken.json"],
