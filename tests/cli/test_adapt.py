@@ -359,6 +359,9 @@ def test_a_plan_is_printed_once(monkeypatch, capsys):
 def test_bad_options_are_refused(tmp_path, capsys):
     assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--minutes", "0"]) == 2
     assert "--minutes must be a number above 0" in capsys.readouterr().err
+    for languages in ("", ","):
+        assert main(["adapt", "--corpus", "x.tsv", "--languages", languages]) == 2
+        assert "--languages names no language. Name those to adapt to, e.g. sw." in capsys.readouterr().err
 
 
 def test_python_callers_get_the_same_errors(tmp_path, capsys):

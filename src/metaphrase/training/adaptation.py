@@ -188,6 +188,8 @@ class Adaptation:
         self.show_progress = show_progress
         self.started = time.time()
         languages = split_languages(config.languages)
+        if not languages:
+            raise UsageError("--languages names no language. Name those to adapt to, e.g. sw.")
         self.output = Path(config.output_dir or f"runs/adapt-{'-'.join(languages)}")
         self.data = self.output / "data"
         self.languages = languages
