@@ -271,6 +271,13 @@ def test_a_baseline_on_other_data_is_refused_before_anything_is_measured(data, l
     assert not after.exists()
 
 
+def test_results_of_several_encoders_are_no_baseline(data, loaded, tmp_path, capsys):
+    both = tmp_path / "both.json"
+    assert main(["evaluate", "weak", "strong", "--data", str(data), "--output", str(both)]) == 0
+    assert main(["evaluate", "strong", "--data", str(data), "--baseline", str(both)]) == 2
+    assert f"{both} has the results of several encoders. Evaluate the baseline alone" in capsys.readouterr().err
+
+
 def test_a_baseline_with_a_sample_is_refused_before_anything_is_measured(data, loaded, tmp_path, capsys):
     """As one of --suite all, for a data set of which --suite all measures a sample."""
     models, _ = loaded
