@@ -84,7 +84,8 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
         for the number of rows.
 
     Raises:
-        UsageError: The baseline is not one of the runs, or lacks a seed; or two runs differ in nothing.
+        UsageError: The baseline is not one of the runs, lacks a seed or has the configuration of all; or two runs differ in
+            nothing.
         MissingFileError: A folder has no report.
         DataError: A report is damaged, or lacks the settings of its run.
         DataMismatchError: Runs were measured on different test sets.
@@ -103,6 +104,8 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     for run in runs:
         if base is None or run.configuration != base.configuration:
             groups.setdefault(run.configuration, []).append(run)
+    if not groups:
+        raise UsageError("All runs have the configuration of the baseline. Pass runs of another.")
     recipes = [str(group[0].facts["recipe"]["name"]) for group in groups.values()]
     rows = []
     for recipe, group in zip(recipes, groups.values(), strict=True):
