@@ -128,6 +128,11 @@ def test_links_of_the_input_stay_unless_overwritten(filtered):
     assert filtered(lines, "--overwrite")[1].split("\t")[1] == "0-0 1-1"
 
 
+def test_saving_no_aligner_is_a_warning(filtered, tmp_path, caplog):
+    filtered(["source\talignment\ttarget", "paka analala\t1-0\tcat sleeps"], "--save", str(tmp_path / "m"))
+    assert "No aligner was saved: every pair already has links" in caplog.text
+
+
 def test_stdout_is_data_and_stderr_the_summary(stdin, capfdbinary, tmp_path):
     stdin("\n".join(LINES))
     assert main(["align", "--summary", str(tmp_path / "r.json")]) == 0
