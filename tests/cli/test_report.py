@@ -298,3 +298,9 @@ def test_the_choice_of_alpha_is_shown(finished, data, quick, capsys):
     capsys.readouterr()
     assert main(["report", str(finished), "--data", str(data), "--resamples", "50"]) == 2
     assert "alpha.json is damaged" in capsys.readouterr().err
+
+
+def test_more_languages_than_the_word_map_has_are_refused(tmp_path, capsys):
+    """The rest would be missing from the report without a word."""
+    assert main(["report", str(tmp_path), "--languages", "de,fr,nl,sw,te"]) == 2
+    assert "the word map and the alignments, which are at most four" in capsys.readouterr().err

@@ -130,6 +130,8 @@ def report_run(
             the baseline, or holds files that this library did not write.
         CheckpointError: The output folder is not writable.
     """
+    if len(options.languages or ()) > _MAPPED:
+        raise UsageError("--languages names the languages of the word map and the alignments, which are at most four.")
     started = time.perf_counter()
     folder = Path(options.run)
     facts, trained, earlier, curve = _read_run(folder)
