@@ -398,6 +398,8 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
         (["--aligner", "embedding", "--save", "m"], "require a statistical aligner"),
         (["--aligner", "embedding", "--temperature", "0.1"], "--temperature requires --method softmax"),
         (["--load", "m", "--save", "n"], "remove --save"),
+        (["--load", "m", "--aligner", "hmm"], "--load uses an aligner as trained: remove --aligner."),
+        (["x.tsv", "-o", "-"], "-o needs a file, not '-'. Lines of stdin are written to stdout by default."),
         (["--load", "m"], "m holds no statistical aligner"),
         (["--segmenter", "spacy"], "invalid choice: 'spacy'"),
         (["--phrase_table", "p.tsv"], "--phrase_table requires files"),
