@@ -228,6 +228,7 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         ),
         (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
+        (["strong", "--data", "{data}", "--pooling", "men"], "invalid choice: 'men' (did you mean 'mean'?)"),
         (
             ["strong", "--data", "{data}", "--baseline", "{data}/none.json"],
             "The file {data}/none.json does not exist.",

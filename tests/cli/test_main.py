@@ -203,6 +203,8 @@ def test_errors_are_one_line_and_status_two(capsys):
     )
     assert main(["train", "--recipe", "nope", "--output_dir", "x"]) == 2
     assert "known recipes are amber" in capsys.readouterr().err
+    assert main(["train", "--pooling", "men", "--output_dir", "x"]) == 2
+    assert "--pooling: invalid choice: 'men' (did you mean 'mean'?)" in capsys.readouterr().err
     assert main(["train", "--output_dir", "x"]) == 2
     assert "pass --corpus" in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, 
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
-from metaphrase.io.arguments import Count, LayerNumber, Length, checked
+from metaphrase.io.arguments import Count, LayerNumber, Length, PoolingMode, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import PinnedFile, files_sha256, unchanged
 from metaphrase.io.environment import hardware, versions
@@ -110,7 +110,7 @@ class EvaluateOptions(Settings):
         "--max_length applies to it; --pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, "
         "for a baseline with other settings.",
     )
-    pooling: str | None = option(None, "cls, mean, max, …; default: the model's.")
+    pooling: PoolingMode | None = option(None, "cls, mean, max, …; default: the model's.")
     layer: LayerNumber | None = option(
         None, "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."
     )
