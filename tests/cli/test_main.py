@@ -72,9 +72,13 @@ def test_a_quoted_word_turns_an_option_off_and_an_empty_item_is_an_error(tmp_pat
         parse("x", [Options], ["--config", str(config)])
 
 
-def test_an_empty_name_of_a_config_is_an_error():
-    with pytest.raises(MissingFileError, match="does not exist"):
+def test_a_config_that_is_no_file_is_an_error(tmp_path):
+    with pytest.raises(MissingFileError, match=r"^\. is not a file\."):
         parse("x", [Options], ["--config", ""])
+    with pytest.raises(MissingFileError, match=r"none\.yaml does not exist"):
+        parse("x", [Options], ["--config", str(tmp_path / "none.yaml")])
+    with pytest.raises(MissingFileError, match=r"\S+ is not a file\."):
+        parse("x", [Options], ["--config", str(tmp_path)])
 
 
 @pytest.mark.parametrize("flags", [["--quiet"], ["--json"]])
