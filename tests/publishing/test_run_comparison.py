@@ -109,7 +109,8 @@ def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):
     for content in ("{", "[]", '{"run": {}, "before": null, "after": {}}'):
         (runs[0] / "report.json").write_text(content)
         with pytest.raises(
-            DataError, match=r"report\.json is damaged. Write it again with `metaphrase report '.*my a'`"
+            DataError,
+            match=r"report\.json is damaged\. Delete it, run `metaphrase report '.*my a' --data TEST_SETS`, and compare .*my a/report in",
         ):
             compare_runs(runs[:1])
 

@@ -47,7 +47,8 @@ class Run:
             int(run.facts["seed"] + len(run.configuration))  # a damaged file is refused here
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{path} is damaged. Write it again with `metaphrase report {shlex.quote(str(folder))}`."
+                f"{path} is damaged. Delete it, run `metaphrase report {shlex.quote(str(folder))} --data TEST_SETS`, and "
+                f"compare {Path(folder) / 'report'} in its place."
             ) from error
         if "settings" not in run.facts:
             raise DataError(
