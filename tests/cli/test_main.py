@@ -576,3 +576,19 @@ def test_options_are_those_of_hf_argument_parser():
             assert getattr(action, part) == getattr(theirs[name], part), (name, part)
         assert list(action.choices or ()) == list(theirs[name].choices or ()), name
         assert action.default in (theirs[name].default, argparse.SUPPRESS), name
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("demo", "Takes the options of `metaphrase train`, except --seeds."),
+        ("report", "`metaphrase evaluate RUN --suite answer-retrieval --data FOLDER --output FILE`"),
+        ("compare", "Folders that `metaphrase adapt`, `train --test` or `demo` wrote."),
+        ("merge", "1 done, but problems were found, or nothing was worth writing"),
+    ],
+)
+def test_help_names_what_is_needed(command, text, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # lines are broken at hyphens
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert text in " ".join(capsys.readouterr().out.split())

@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command and its options; None reads ``sys.argv``.
 
     Returns:
-        The exit status: of the command (0, or 1 if problems were found); 2 if an option or file is
-        invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback; 130 if
-        interrupted.
+        The exit status: of the command (0, or 1 if problems were found or nothing was worth writing); 2 if an option or
+        file is invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback;
+        130 if interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [token for token in given if token in (*FLAGS, "-q")]

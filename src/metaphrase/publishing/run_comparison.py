@@ -39,7 +39,7 @@ class Run:
         path = Path(folder) / "report.json"
         if not path.is_file():
             raise MissingFileError(
-                f"{folder} has no report.json. Pass folders that `metaphrase train --test` or `metaphrase demo` wrote."
+                f"{folder} has no report.json. Pass folders that `metaphrase adapt`, `train --test` or `demo` wrote."
             )
         try:
             report = json.loads(path.read_text(encoding="utf-8"))

@@ -80,8 +80,8 @@ class ReportOptions:
     )
     evaluation: str | None = option(
         None,
-        "JSON file of `metaphrase evaluate RUN --suite answer-retrieval` (or all, or with --baseline), whose answers across "
-        "languages are shown.",
+        "JSON file of `metaphrase evaluate RUN --suite answer-retrieval --data FOLDER --output FILE` (or of --suite all, or "
+        "with --baseline), whose answers across languages are shown.",
     )
     errors: CountOr0 = option(12, "Maximum number of rows of each list of errors.")
     baseline_prompt: str = option(
