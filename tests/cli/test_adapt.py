@@ -128,6 +128,7 @@ def test_other_languages_are_a_sample_or_chosen():
     assert len(adapt.retention_sets([], ["sw"])) == 21
     assert len(adapt.retention_sets(["all"], ["sw"])) == 94
     assert list(adapt.retention_sets(["de,fr"], ["sw"])) == ["de", "fr", "sw"]
+    assert list(adapt.retention_sets(["swh,deu"], ["te"])) == ["de", "sw", "te"]
     with pytest.raises(UsageError, match="--retention_languages: the Declaration of Human Rights has no xx"):
         adapt.retention_sets(["de", "xx"], ["sw"])
     with pytest.raises(UsageError, match=r"only languages that are trained on \(sw, de\)"):

@@ -22,7 +22,7 @@ from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
-from metaphrase.corpus.codes import split_languages
+from metaphrase.corpus.codes import split_languages, standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.loading import load_corpus
@@ -426,7 +426,7 @@ def retention_sets(
         UsageError: A chosen language is missing, or the chosen ones are all trained on.
     """
     packaged = load_parallel_folder(PACKAGED_DATA / RETENTION)
-    named = split_list(chosen)
+    named = [name if name in ("all", *packaged) else standard_code(name) or name for name in split_list(chosen)]
     if "all" in named:
         return packaged
     if missing := sorted(set(named) - set(packaged)):
