@@ -48,6 +48,15 @@ def test_flags_yaml_and_defaults_share_names_and_have_their_order(tmp_path):
     assert str(parse("x", [Options], [], defaults={"rate": 1})[0].rate) == "1.0"
 
 
+@pytest.mark.parametrize(
+    ("command", "name"), [(["evaluate", "starter"], "output"), (["report", "runs/sw"], "output_dir")]
+)
+def test_the_output_has_a_short_option(command, name, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "-o", "x", "--print-config"])
+    assert yaml.safe_load(capsys.readouterr().out)[name] == "x"
+
+
 @pytest.mark.parametrize("flag", ["--max_steps", "--max-steps"])
 def test_underscores_and_hyphens_are_the_same(flag):
     assert parse("x", [RunConfig], [flag, "5", "--output_dir", "y"])[0].max_steps == 5

@@ -91,7 +91,7 @@ class ReportOptions:
     )
     resamples: Resamples = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")
-    output_dir: str | None = option(None, "Folder of the report (default: RUN/report).")
+    output_dir: str | None = option(None, "Folder of the report (default: RUN/report).", aliases=["-o"])
 
 
 @dataclass(frozen=True)

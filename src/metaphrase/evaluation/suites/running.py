@@ -118,7 +118,7 @@ class EvaluateOptions(Settings):
         None, "Number of tokens at which a sentence is truncated, also for the baseline (DAP: 32)."
     )
     batch_size: Count = option(64, "Sentences per forward pass.")
-    output: str | None = option(None, "JSON file to write.")
+    output: str | None = option(None, "JSON file to write.", aliases=["-o"])
     output_dir: str = option(
         "runs/evaluation", "Folder of cached results, by digest of the model, and of results.json."
     )
