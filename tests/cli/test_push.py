@@ -51,6 +51,8 @@ def test_a_file_is_a_corpus(pushed, tmp_path, capsys):
     assert pushed == [(str(path), "acme/corpus", options)]
     assert json.loads(capsys.readouterr().out)["url"] == "https://hub/acme/corpus/commit/1"
     assert main(["push", str(path), "--repo", "acme/corpus", "--with_heads"]) == 2
+    assert main(["push", str(path), "--repo", "acme/corpus", "--no_check"]) == 2
+    assert "--no_check applies to releases and task vectors" in capsys.readouterr().err
     assert main(["push", str(tmp_path), "--repo", "acme/sw", "--license", "mit"]) == 2
     assert len(pushed) == 1
 

@@ -88,6 +88,8 @@ def _check(options: PushOptions, *, is_vector: bool, is_corpus: bool) -> None:
         raise UsageError(
             "--with_heads applies to releases: a corpus or a task vector has no heads. Omit --with_heads."
         )
+    if is_corpus and not options.check:
+        raise UsageError("--no_check applies to releases and task vectors. Omit it for a corpus.")
     if is_corpus and options.vector:
         raise UsageError(f"{options.path} is not the folder of a run, so it has no task vector. Omit --vector.")
     if options.bits and (is_vector or not options.vector):
