@@ -383,6 +383,14 @@ def test_the_result_goes_to_stdout_and_the_rest_elsewhere(command, capsys, caplo
     assert not show_progress()
 
 
+def test_notes_are_not_broken_within_names_of_files(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    line = f"Wrote {'/a long name' * 9}.json"
+    command(lambda argv: notes().print(line) or 0)
+    assert main(["try"]) == 0
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 def test_the_printed_config_is_the_config(tmp_path, capsys):
     arguments = ["--steps", "9", "--names", "no", "sw", "--rate", "5e-5", "--flag", "--kind", "large", "--no_on"]
     with pytest.raises(SystemExit) as stop:
