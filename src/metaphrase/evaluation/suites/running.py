@@ -110,7 +110,9 @@ class EvaluateOptions(Settings):
         "--max_length applies to it; --pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, "
         "for a baseline with other settings.",
     )
-    pooling: PoolingMode | None = option(None, "cls, mean, max, …; default: the model's.")
+    pooling: PoolingMode | None = option(
+        None, "cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken; default: the model's."
+    )
     layer: LayerNumber | None = option(
         None, "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."
     )
