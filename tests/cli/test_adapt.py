@@ -128,6 +128,7 @@ def test_other_languages_are_a_sample_or_chosen():
     assert len(adapt.retention_sets([], ["sw"])) == 21
     assert len(adapt.retention_sets(["all"], ["sw"])) == 94
     assert list(adapt.retention_sets(["de,fr"], ["sw"])) == ["de", "fr", "sw"]
+    assert list(adapt.retention_sets(["swh,deu"], ["te"])) == ["de", "sw", "te"]
     with pytest.raises(UsageError, match="--retention_languages: the Declaration of Human Rights has no xx"):
         adapt.retention_sets(["de", "xx"], ["sw"])
     with pytest.raises(UsageError, match=r"only languages that are trained on \(sw, de\)"):
@@ -359,6 +360,9 @@ def test_a_plan_is_printed_once(monkeypatch, capsys):
 def test_bad_options_are_refused(tmp_path, capsys):
     assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--minutes", "0"]) == 2
     assert "--minutes must be a number above 0" in capsys.readouterr().err
+    for languages in ("", ","):
+        assert main(["adapt", "--corpus", "x.tsv", "--languages", languages]) == 2
+        assert "--languages names no language. Name those to adapt to, e.g. sw." in capsys.readouterr().err
 
 
 def test_python_callers_get_the_same_errors(tmp_path, capsys):

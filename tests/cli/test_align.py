@@ -128,6 +128,11 @@ def test_links_of_the_input_stay_unless_overwritten(filtered):
     assert filtered(lines, "--overwrite")[1].split("\t")[1] == "0-0 1-1"
 
 
+def test_saving_no_aligner_is_a_warning(filtered, tmp_path, caplog):
+    filtered(["source\talignment\ttarget", "paka analala\t1-0\tcat sleeps"], "--save", str(tmp_path / "m"))
+    assert "No aligner was saved: every pair already has links" in caplog.text
+
+
 def test_stdout_is_data_and_stderr_the_summary(stdin, capfdbinary, tmp_path):
     stdin("\n".join(LINES))
     assert main(["align", "--summary", str(tmp_path / "r.json")]) == 0
@@ -393,6 +398,8 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
         (["--aligner", "embedding", "--save", "m"], "require a statistical aligner"),
         (["--aligner", "embedding", "--temperature", "0.1"], "--temperature requires --method softmax"),
         (["--load", "m", "--save", "n"], "remove --save"),
+        (["--load", "m", "--aligner", "hmm"], "--load uses an aligner as trained: remove --aligner."),
+        (["x.tsv", "-o", "-"], "-o needs a file, not '-'. Lines of stdin are written to stdout by default."),
         (["--load", "m"], "m holds no statistical aligner"),
         (["--segmenter", "spacy"], "invalid choice: 'spacy'"),
         (["--phrase_table", "p.tsv"], "--phrase_table requires files"),

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from metaphrase.cli import main
-from metaphrase.cli.demo import parse
+from metaphrase.cli.demo import parse, title_of
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.training.baseline import read_test_sets, split_retention
 from metaphrase.training.configuration import configured_recipe
@@ -51,6 +51,14 @@ def test_the_demo_is_what_its_configuration_says():
     assert len(settings["languages"]) == 8
     assert len(SAMPLE) == 20
     assert UDHR - set(settings["languages"]) > SAMPLE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "languages"),
+    [([], "8 languages"), (["--languages", "sw"], "1 language"), (["--languages", "sw,tl"], "2 languages")],
+)
+def test_the_report_is_titled_with_its_languages(arguments, languages):
+    assert title_of(parse(arguments)[0]) == f"metaphrase demo: metaphrase on {languages}"
 
 
 def test_retention_can_be_measured_on_all_languages():

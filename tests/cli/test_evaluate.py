@@ -9,7 +9,7 @@ from rich.console import Console
 
 from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.loading import find_folder, load_encoder
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import SUITES, DataUnavailable, benchmarks, running
 from metaphrase.io.digests import encoder_digest, model_hash
@@ -64,6 +64,7 @@ def loaded(monkeypatch, tmp_path):
         return model
 
     monkeypatch.setattr(running, "load_encoder", models.__getitem__)
+    monkeypatch.setattr(running, "find_folder", lambda name: (name, models[name]))
     monkeypatch.setattr(running, "prepare", prepare)
     for digest in ("model_hash", "encoder_digest"):
         monkeypatch.setattr(benchmarks, digest, lambda model, *precision: 16 * f"{model.found:02d}")
@@ -227,7 +228,11 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         ),
         (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
-        (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
+        (["strong", "--data", "{data}", "--pooling", "men"], "invalid choice: 'men' (did you mean 'mean'?)"),
+        (
+            ["strong", "--data", "{data}", "--baseline", "{data}/none.json"],
+            "The file {data}/none.json does not exist.",
+        ),
         (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "is not a result of"),
         (
             ["strong", "--data", "{data}", "--baseline", "{data}/broken.json"],
@@ -267,6 +272,13 @@ def test_a_baseline_on_other_data_is_refused_before_anything_is_measured(data, l
     assert not after.exists()
 
 
+def test_results_of_several_encoders_are_no_baseline(data, loaded, tmp_path, capsys):
+    both = tmp_path / "both.json"
+    assert main(["evaluate", "weak", "strong", "--data", str(data), "--output", str(both)]) == 0
+    assert main(["evaluate", "strong", "--data", str(data), "--baseline", str(both)]) == 2
+    assert f"{both} has the results of several encoders. Evaluate the baseline alone" in capsys.readouterr().err
+
+
 def test_a_baseline_with_a_sample_is_refused_before_anything_is_measured(data, loaded, tmp_path, capsys):
     """As one of --suite all, for a data set of which --suite all measures a sample."""
     models, _ = loaded
@@ -286,6 +298,15 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
     assert main(arguments) == 2
     assert f"The output folder {tmp_path / 'file'} is not writable" in capsys.readouterr().err
     _, prepared = loaded
+    assert not prepared
+
+
+@pytest.mark.parametrize("others", [["./weka"], ["--baseline", "./weka"]])
+def test_a_misspelt_encoder_is_refused_before_anything_is_measured(data, loaded, monkeypatch, capsys, others):
+    models, prepared = loaded
+    monkeypatch.setattr(running, "find_folder", lambda name: name in models or find_folder(name))
+    assert main(["evaluate", "strong", *others, "--data", str(data)]) == 2
+    assert "weka" in capsys.readouterr().err
     assert not prepared
 
 

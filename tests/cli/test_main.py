@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+import httpx2
 import pytest
 import yaml
 
@@ -47,6 +48,15 @@ def test_flags_yaml_and_defaults_share_names_and_have_their_order(tmp_path):
     assert str(parse("x", [Options], [], defaults={"rate": 1})[0].rate) == "1.0"
 
 
+@pytest.mark.parametrize(
+    ("command", "name"), [(["evaluate", "starter"], "output"), (["report", "runs/sw"], "output_dir")]
+)
+def test_the_output_has_a_short_option(command, name, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "-o", "x", "--print-config"])
+    assert yaml.safe_load(capsys.readouterr().out)[name] == "x"
+
+
 @pytest.mark.parametrize("flag", ["--max_steps", "--max-steps"])
 def test_underscores_and_hyphens_are_the_same(flag):
     assert parse("x", [RunConfig], [flag, "5", "--output_dir", "y"])[0].max_steps == 5
@@ -71,9 +81,13 @@ def test_a_quoted_word_turns_an_option_off_and_an_empty_item_is_an_error(tmp_pat
         parse("x", [Options], ["--config", str(config)])
 
 
-def test_an_empty_name_of_a_config_is_an_error():
-    with pytest.raises(MissingFileError, match="does not exist"):
+def test_a_config_that_is_no_file_is_an_error(tmp_path):
+    with pytest.raises(MissingFileError, match=r"^\. is not a file\."):
         parse("x", [Options], ["--config", ""])
+    with pytest.raises(MissingFileError, match=r"none\.yaml does not exist"):
+        parse("x", [Options], ["--config", str(tmp_path / "none.yaml")])
+    with pytest.raises(MissingFileError, match=r"\S+ is not a file\."):
+        parse("x", [Options], ["--config", str(tmp_path)])
 
 
 @pytest.mark.parametrize("flags", [["--quiet"], ["--json"]])
@@ -90,6 +104,15 @@ def test_the_home_folder_may_be_abbreviated(tmp_path, monkeypatch):
     (options,) = parse("x", [Options], ["--config", "~/c.yaml"])
     assert (options.names, options.text) == ([f"{tmp_path}/a.tsv", "b~/c"], f"{tmp_path}/é x")
     assert RunConfig(output_dir="~/run").output_dir == f"{tmp_path}/run"
+
+
+@pytest.mark.parametrize("home", [r"C:\Users\me", "~"])
+def test_a_home_folder_with_backslashes_and_an_unknown_one_are_no_bug(tmp_path, monkeypatch, home):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home))
+    config = tmp_path / "c.yaml"
+    config.write_text("text: ~/x\n")
+    (options,) = parse("x", [Options], ["--config", str(config), "--names", "a", "~b"])
+    assert (options.text, options.names) == (f"{home}/x", ["a", "~b"])
 
 
 @pytest.mark.parametrize(
@@ -193,6 +216,8 @@ def test_errors_are_one_line_and_status_two(capsys):
     )
     assert main(["train", "--recipe", "nope", "--output_dir", "x"]) == 2
     assert "known recipes are amber" in capsys.readouterr().err
+    assert main(["train", "--pooling", "men", "--output_dir", "x"]) == 2
+    assert "--pooling: invalid choice: 'men' (did you mean 'mean'?)" in capsys.readouterr().err
     assert main(["train", "--output_dir", "x"]) == 2
     assert "pass --corpus" in capsys.readouterr().err
 
@@ -358,6 +383,14 @@ def test_the_result_goes_to_stdout_and_the_rest_elsewhere(command, capsys, caplo
     assert not show_progress()
 
 
+def test_notes_are_not_broken_within_names_of_files(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    line = f"Wrote {'/a long name' * 9}.json"
+    command(lambda argv: notes().print(line) or 0)
+    assert main(["try"]) == 0
+    assert capsys.readouterr().err == f"{line}\n"
+
+
 def test_the_printed_config_is_the_config(tmp_path, capsys):
     arguments = ["--steps", "9", "--names", "no", "sw", "--rate", "5e-5", "--flag", "--kind", "large", "--no_on"]
     with pytest.raises(SystemExit) as stop:
@@ -401,6 +434,7 @@ def fails(error):
         (ValueError("a wrong value"), "a wrong value"),
         (ImportError("x is not installed"), "x is not installed"),
         (PermissionError(13, "Permission denied", "x.tsv"), "[Errno 13] Permission denied: 'x.tsv'"),
+        (httpx2.ReadTimeout("the read timed out"), "the read timed out"),
         (MemoryError(), "Out of memory. Use smaller batches."),
     ],
 )
@@ -559,3 +593,19 @@ def test_options_are_those_of_hf_argument_parser():
             assert getattr(action, part) == getattr(theirs[name], part), (name, part)
         assert list(action.choices or ()) == list(theirs[name].choices or ()), name
         assert action.default in (theirs[name].default, argparse.SUPPRESS), name
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("demo", "Takes the options of `metaphrase train`, except --seeds."),
+        ("report", "`metaphrase evaluate RUN --suite answer-retrieval --data FOLDER --output FILE`"),
+        ("compare", "Folders that `metaphrase adapt`, `train --test` or `demo` wrote."),
+        ("merge", "1 done, but problems were found, or nothing was worth writing"),
+    ],
+)
+def test_help_names_what_is_needed(command, text, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # lines are broken at hyphens
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert text in " ".join(capsys.readouterr().out.split())

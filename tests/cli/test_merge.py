@@ -444,6 +444,10 @@ def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
     cases = {
         "needs data to measure the gain": ["--alpha", "auto"],
         "Pass them with --alpha auto": ["--alpha", 0.5, "--dev", dev],
+        "--max_structure_loss is a setting of --alpha auto": ["--alpha", 0.5, "--max_structure_loss", 3],
+        "--max_items is a setting of --alpha auto": ["--max_items", 9],
+        "--prompt is a setting of --alpha auto": ["--prompt", "none"],
+        "--batch_size is a setting of --alpha auto": ["--batch_size", 9],
         "have the same name": ["--alpha", "auto", "--dev", dev, "--guard", dev],
         "must be a number that is finite or 'auto'": ["--alpha", "most"],
         "--max_items must be a whole number from 3 to": ["--alpha", "auto", "--dev", dev, "--max_items", 2],

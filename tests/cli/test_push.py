@@ -8,8 +8,10 @@ from metaphrase.publishing import hub
 
 
 @pytest.fixture
-def pushed(monkeypatch) -> list[tuple]:
+def pushed(monkeypatch, tmp_path) -> list[tuple]:
     calls = []
+    (tmp_path / "out" / "sw").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
 
     def push(folder, repo_id, **options):
         calls.append((folder, repo_id, options))
@@ -49,6 +51,8 @@ def test_a_file_is_a_corpus(pushed, tmp_path, capsys):
     assert pushed == [(str(path), "acme/corpus", options)]
     assert json.loads(capsys.readouterr().out)["url"] == "https://hub/acme/corpus/commit/1"
     assert main(["push", str(path), "--repo", "acme/corpus", "--with_heads"]) == 2
+    assert main(["push", str(path), "--repo", "acme/corpus", "--no_check"]) == 2
+    assert "--no_check applies to releases and task vectors" in capsys.readouterr().err
     assert main(["push", str(tmp_path), "--repo", "acme/sw", "--license", "mit"]) == 2
     assert len(pushed) == 1
 
@@ -60,6 +64,8 @@ def test_a_file_is_a_corpus(pushed, tmp_path, capsys):
         (["out/sw"], "--repo"),
         (["out/sw", "--repo", "acme/sw", "--bits", "4"], "--bits applies to --vector"),
         (["out/sw", "--repo", "acme/sw", "--vector", "--with_heads"], "--with_heads applies to releases"),
+        (["aligned.parqet", "--repo", "acme/corpus", "--license", "cc0-1.0"], "aligned.parqet does not exist. Name"),
+        (["vector.safetensors", "--repo", "acme/v"], "vector.safetensors does not exist. Name"),
         (["out/sw", "--repo", "acme/sw", "--token", "hf_x"], "Unknown option --token"),
     ],
 )

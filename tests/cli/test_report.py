@@ -15,8 +15,10 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.geometry import hubs
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.exceptions import DataError
 from metaphrase.mining.search import unit_rows
 from metaphrase.publishing import analysis, run_report
+from metaphrase.publishing.run_comparison import compare_runs
 
 HOSTILE = '<img src=x onerror="alert(1)">'
 
@@ -298,3 +300,26 @@ def test_the_choice_of_alpha_is_shown(finished, data, quick, capsys):
     capsys.readouterr()
     assert main(["report", str(finished), "--data", str(data), "--resamples", "50"]) == 2
     assert "alpha.json is damaged" in capsys.readouterr().err
+
+
+def test_more_languages_than_the_word_map_has_are_refused(tmp_path, capsys):
+    """The rest would be missing from the report without a word."""
+    assert main(["report", str(tmp_path), "--languages", "de,fr,nl,sw,te"]) == 2
+    assert "the word map and the alignments, which are at most four" in capsys.readouterr().err
+
+
+def test_a_report_takes_the_place_of_a_damaged_one_in_a_comparison(quick, finished, data):
+    facts = json.loads((finished / "run.json").read_text(encoding="utf-8"))
+    facts |= {"settings": {}, "files": [{**facts["files"][0], "sha256": "0"}]}
+    (finished / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    (finished / "report.json").write_text("{")
+    with pytest.raises(DataError) as error:
+        compare_runs([finished])
+    report, place = re.search(
+        r"run `metaphrase (.*) TEST_SETS`, and compare (\S+) in its place", str(error.value)
+    ).groups()
+    assert main([*report.split(), str(data)]) == 2
+    (finished / "report.json").unlink()
+    assert main([*report.split(), str(data)]) == 0
+    (row,) = compare_runs([place])
+    assert (row["configuration"], row["test"], row["seeds"]) == ("dap", "mini", [1])

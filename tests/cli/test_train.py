@@ -84,6 +84,29 @@ def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys)
     assert not {"b", "c"} & {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize(
+    ("left", "more", "message"),
+    [
+        ("thesis.txt", (), "seed-2 holds thesis.txt, which metaphrase did not write"),
+        ("checkpoint-3/manifest.json", (), "seed-2 holds checkpoint-3 of an earlier run"),
+        (
+            "_metaphrase",
+            ("--resume_from_checkpoint", "a/checkpoint-3"),
+            "is true or false: a checkpoint belongs to one",
+        ),
+    ],
+)
+def test_a_folder_of_a_later_seed_is_checked_before_the_first_is_trained(
+    run, held_out, tmp_path, capsys, left, more, message
+):
+    path = tmp_path / "out" / "seed-2" / left
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    assert run("--languages", "de", "--test", str(held_out), "--seeds", "1", "2", *more)[0] == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "seed-1").exists()
+
+
 @pytest.mark.long
 def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch, capsys):
     texts = {str(place): [row["source"]] for place, row in enumerate(bitext[:12])}

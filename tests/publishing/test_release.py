@@ -12,13 +12,14 @@ import yaml
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from huggingface_hub import ModelCard, parse_eval_result_entries
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Module
 from transformers import AutoModel, AutoTokenizer
 
 from metaphrase.encoders.debiasing import without_directions
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import StorageError, UsageError
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import MANIFEST, release_files
 from metaphrase.publishing.release import release, verify
@@ -196,6 +197,16 @@ class TestRelease:
         monkeypatch.undo()
         release(tiny_encoder, released, recipe=RECIPE)
         assert verify(released, device="cpu") == 0
+
+    @pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space")])
+    def test_a_full_disk_is_an_error_with_a_remedy(self, tiny_encoder, tmp_path, monkeypatch, error):
+        def save(*args, **options):
+            raise error
+
+        monkeypatch.setattr(SentenceTransformer, "save_pretrained", save)
+        with pytest.raises(StorageError, match=r"release cannot be written to \S+/out: .*No space.* Free some space"):
+            release(tiny_encoder, tmp_path / "out", recipe=RECIPE)
+        assert files_of(tmp_path / "out") == []
 
     def test_what_a_killed_one_left_goes_with_the_next(self, tiny_encoder, released):
         """Until then it is no part of the release, nor a model among those of languages."""

@@ -64,6 +64,12 @@ def test_a_run_is_the_baseline_of_the_others(write):
     assert compare_runs(runs, baseline="starter") == compare_runs(runs)
 
 
+def test_a_baseline_with_the_configuration_of_all_runs_is_refused(write):
+    runs = [write("a", seed=1), write("b", seed=2)]
+    with pytest.raises(UsageError, match="All runs have the configuration of the baseline"):
+        compare_runs(runs, baseline=str(runs[0]))
+
+
 @pytest.mark.parametrize(("n", "verdict"), [(49, "too few to tell"), (50, "tie")])
 @pytest.mark.parametrize("seeds", [(1,), (1, 2)])
 def test_a_tie_on_few_items_is_shown_as_that(write, capsys, n, verdict, seeds):
@@ -103,7 +109,8 @@ def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):
     for content in ("{", "[]", '{"run": {}, "before": null, "after": {}}'):
         (runs[0] / "report.json").write_text(content)
         with pytest.raises(
-            DataError, match=r"report\.json is damaged. Write it again with `metaphrase report '.*my a'`"
+            DataError,
+            match=r"report\.json is damaged\. Delete it, run `metaphrase report '.*my a' --data TEST_SETS`, and compare .*my a/report in",
         ):
             compare_runs(runs[:1])
 

@@ -144,6 +144,8 @@ class AlignOptions(BitextOptions):
     def _check_saving(self) -> None:
         if self.aligner not in STATISTICAL and (self.save or self.load):
             raise UsageError("--save and --load require a statistical aligner; other aligners are not trained.")
+        if self.load and self.aligner != AlignOptions.aligner:
+            raise UsageError("--load uses an aligner as trained: remove --aligner.")
         trained = {"iterations", "lowercase", "strip_punctuation"} & self.settings.keys()
         if self.load and (self.save or trained):
             raise UsageError(f"--load uses an aligner as trained: remove --{min(trained) if trained else 'save'}.")

@@ -76,8 +76,7 @@ def align_files(
         open_work_folder(work, {"inputs": inputs, **settings})
         assert isinstance(corpus.dataset, Dataset)
         dataset, report = _add_links(corpus.dataset, options, work, show_progress)
-        if not save_models(work / "models", options.save):
-            logger.warning("No aligner was saved: every pair already has links, so none was trained.")
+        save_models(work / "models", options.save)
         names = ("file", "sha256", "revision")
         files = [{name: facts[name] for name in names if name in facts} for facts in corpus.files]
         facts: dict[str, Any] = {"output": Path(options.output).name, "files": files, **report.to_dict()}
@@ -199,21 +198,17 @@ def align_lines(
     return _align_streaming(lines, out)
 
 
-def save_models(models: Path, folder: str | None) -> bool:
-    """Copy trained aligners to the folder of ``save``.
-
-    False if no aligner was trained.
-    """
-    if folder is None:
-        return True
-    if models.exists():
+def save_models(models: Path, folder: str | None) -> None:
+    """Copy trained aligners to the folder of ``save``; warn if no aligner was trained."""
+    if folder is not None and not models.exists():
+        logger.warning("No aligner was saved: every pair already has links, so none was trained.")
+    elif folder is not None:
         from metaphrase.aligners.statistical import remove_aligner
 
         place = claim_folder(folder)
         for trained in (path for path in models.iterdir() if path.is_dir()):
             remove_aligner(claim_folder(place / trained.name))
         shutil.copytree(models, place, dirs_exist_ok=True)
-    return models.exists()
 
 
 def _align_all(lines: _Lines, out: BinaryIO, show_progress: bool) -> AlignmentReport:

@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command and its options; None reads ``sys.argv``.
 
     Returns:
-        The exit status: of the command (0, or 1 if problems were found); 2 if an option or file is
-        invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback; 130 if
-        interrupted.
+        The exit status: of the command (0, or 1 if problems were found or nothing was worth writing); 2 if an option or
+        file is invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback;
+        130 if interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [token for token in given if token in (*FLAGS, "-q")]
@@ -155,9 +155,14 @@ def _spin_briefly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def _is_of_the_network(error: Exception) -> bool:
+    """Whether the Hub's client raised an error, such as of a connection that breaks; these are no OSErrors."""
+    return any(cls.__module__.split(".")[0] in ("httpx", "httpx2") for cls in type(error).__mro__)
+
+
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:
     """Report an error, without tokens, and return the exit status."""
-    if isinstance(error, MetaphraseError | ValueError | OSError | ImportError):
+    if isinstance(error, MetaphraseError | ValueError | OSError | ImportError) or _is_of_the_network(error):
         message = str(error) or type(error).__name__
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         message = f"Out of memory. Use smaller batches. {str(error).partition(chr(10))[0]}".rstrip()

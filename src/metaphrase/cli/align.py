@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Align files, or lines of stdin."""
+    if {("-o", "-"), ("--output", "-")} & set(itertools.pairwise(argv)):
+        raise UsageError("-o needs a file, not '-'. Lines of stdin are written to stdout by default.")
     if "-" in argv and "--files" not in argv:  # stdin, at any position
         argv = ["-", *(token for token in argv if token != "-")]
     (options,) = parse("metaphrase align", [AlignOptions], argv, description=DESCRIPTION, examples=EXAMPLES)

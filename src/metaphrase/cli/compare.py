@@ -24,7 +24,7 @@ class CompareOptions:
     """The runs and their baseline."""
 
     runs: list[str] = option(
-        help="Folders that `metaphrase train --test` or `metaphrase demo` wrote. May be the first arguments. Runs that "
+        help="Folders that `metaphrase adapt`, `train --test` or `demo` wrote. May be the first arguments. Runs that "
         "differ only in their seed are pooled.",
         first=True,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,8 +43,8 @@ FLAGS = {
 EXIT_CODES = """\
 exit status:
   0    done
-  1    done, and problems were found
-  2    invalid option or data; the reason is on stderr
+  1    done, but problems were found, or nothing was worth writing
+  2    failed, such as by an invalid option, a missing file or no network; the reason is on stderr
   70   a bug in metaphrase
   130  interrupted (Ctrl-C)
   143  ended by SIGTERM"""
@@ -194,7 +195,7 @@ def parse(
     parser.check_flags(argv, known)
     path = _config_path(prog, argv)
     hints = {name: hint for cls in types for name, hint in hints_of(cls).items()}
-    content = {} if path is None else _read_config(Path(path).expanduser(), own, hints)
+    content = {} if path is None else _read_config(Path(_home(path)), own, hints)
     options = {**(defaults or {}), **content}
     numbers = {action.dest for action in own if action.type is float}  # 1 is recorded as 1.0, as on the command line
     options |= {name: float(options[name]) for name in numbers & options.keys() if type(options[name]) is int}
@@ -220,7 +221,14 @@ def _with_home(value: Any) -> Any:
     """Replace the ``~`` of paths by the home folder, also in ``~/x.sw,~/x.en`` and ``BASE + ~/v.safetensors``."""
     if isinstance(value, list):
         return [_with_home(item) for item in value]
-    return re.sub(r"(^|,| \+ )~(?=/)", rf"\1{Path.home()}", value) if isinstance(value, str) else value
+    if not isinstance(value, str) or "~" not in value:
+        return value
+    return re.sub(r"(^|,| \+ )~(?=/)", lambda match: match[1] + _home("~"), value)
+
+
+def _home(path: str) -> str:
+    """A path without ``~``, which stays if the home folder is unknown."""
+    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises a RuntimeError
 
 
 def _add_groups(parser: Parser, leading: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:

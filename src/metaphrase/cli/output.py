@@ -89,10 +89,15 @@ def configure(*, as_json: bool, quiet: bool) -> None:
 
 
 def notes() -> Console:
-    """Console for progress and notes, without markup: stderr, or nothing with ``--quiet``."""
+    """Console for progress and notes, without markup: stderr, or nothing with ``--quiet``. Text is not broken into lines."""
     from rich.console import Console
 
-    return Console(stderr=True, quiet=_output.quiet, markup=False, highlight=False)
+    class Notes(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            is_text = all(isinstance(one, str) for one in objects)
+            super().print(*objects, **({"soft_wrap": True} if is_text else {}) | options)
+
+    return Notes(stderr=True, quiet=_output.quiet, markup=False, highlight=False)
 
 
 def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) -> None:

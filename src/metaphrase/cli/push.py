@@ -59,16 +59,7 @@ def run(argv: Sequence[str]) -> int:
     what = options.path
     vector = what.endswith(".safetensors") and Path(what).is_file()
     corpus = Path(what).is_file() and not vector
-    if options.with_heads and (corpus or vector or options.vector):
-        raise UsageError(
-            "--with_heads applies to releases: a corpus or a task vector has no heads. Omit --with_heads."
-        )
-    if corpus and options.vector:
-        raise UsageError(f"{what} is not the folder of a run, so it has no task vector. Omit --vector.")
-    if options.bits and (vector or not options.vector):
-        raise UsageError("--bits applies to --vector, which writes the task vector of a run. Omit it.")
-    if not corpus and options.license:
-        raise UsageError("--license applies to corpora only; a release has the licence of its base model. Omit it.")
+    _check(options, is_vector=vector, is_corpus=corpus)
     from metaphrase.publishing import hub  # imported after the options are parsed: it takes seconds
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
@@ -85,6 +76,26 @@ def run(argv: Sequence[str]) -> int:
     pushed = without_tokens(what)
     emit({"pushed": pushed, "repo": options.repo, "url": url}, f"Pushed {pushed} to {options.repo}: {url}")
     return 0
+
+
+def _check(options: PushOptions, *, is_vector: bool, is_corpus: bool) -> None:
+    """Refuse a path that does not exist, and options that do not apply to what is pushed."""
+    if not Path(options.path).exists():
+        raise MissingFileError(
+            f"{without_tokens(options.path)} does not exist. Name the folder of a run, a task vector or a bitext."
+        )
+    if options.with_heads and (is_corpus or is_vector or options.vector):
+        raise UsageError(
+            "--with_heads applies to releases: a corpus or a task vector has no heads. Omit --with_heads."
+        )
+    if is_corpus and not options.check:
+        raise UsageError("--no_check applies to releases and task vectors. Omit it for a corpus.")
+    if is_corpus and options.vector:
+        raise UsageError(f"{options.path} is not the folder of a run, so it has no task vector. Omit --vector.")
+    if options.bits and (is_vector or not options.vector):
+        raise UsageError("--bits applies to --vector, which writes the task vector of a run. Omit it.")
+    if not is_corpus and options.license:
+        raise UsageError("--license applies to corpora only; a release has the licence of its base model. Omit it.")
 
 
 def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str:

@@ -114,6 +114,8 @@ def find_files(
     items = [corpus] if isinstance(corpus, str) or not isinstance(corpus, Sequence) else corpus
     wanted = [bare_language(language_code(language)) for language in languages or ()]
     into = bare_language(language_code(target_lang))
+    if len(wanted) > 1 and into in wanted:
+        raise UsageError(f"--languages names the languages besides the target language, {into}. Omit {into}.")
     given = bare_language(language_code(source_lang)) if source_lang else None
     files = list(dict.fromkeys(chain.from_iterable(_files(item, into, split) for item in items)))
     files = _with_columns(files, source_column, target_column)

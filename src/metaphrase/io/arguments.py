@@ -60,6 +60,8 @@ Weight = Annotated[float, Range(0, 1_000_000)]
 Temperature = Annotated[float, Range(0.0001, 10_000)]
 #: A temperature, or ``"auto"``: the one that the encoder was trained with, if known.
 OwnTemperature = Temperature | Literal["auto"]
+#: Pooling of the states of a text, as in sentence-transformers.
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 #: Weight of a trained encoder in a merge, or ``"auto"``: the best one under guards.
 MergeWeight = Share | Literal["auto"]
 #: Exponent of the sizes of languages in a mixture.

@@ -109,7 +109,7 @@ def read_yaml(path: str | Path) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise MissingFileError(f"The file {path} does not exist.")
+        raise MissingFileError(f"{path} is not a file." if path.exists() else f"The file {path} does not exist.")
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"{path} exceeds the maximum size of {MAX_BYTES:,} bytes for a configuration file.")
     try:

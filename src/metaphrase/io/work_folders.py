@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from metaphrase.exceptions import DataError, DataMismatchError, MetaphraseError
+from metaphrase.exceptions import DataError, DataMismatchError, MetaphraseError, MissingFileError
 from metaphrase.io.digests import json_digest
 from metaphrase.io.files import read_json, replacing, write_json
 from metaphrase.io.locks import LOCK, exclusive
@@ -84,12 +84,14 @@ def clear_work_folder(folder: Path) -> None:
 
 @contextmanager
 def damage_in(path: str | Path) -> Iterator[None]:
-    """Report a file whose content cannot be used inside this block as damaged."""
+    """Report a file whose content cannot be used inside this block as damaged, or as missing."""
     try:
         yield
     except MetaphraseError:
         raise
     except DAMAGED as error:
+        if isinstance(error, FileNotFoundError) and not Path(path).exists():
+            raise MissingFileError(f"The file {path} does not exist.") from error
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"{path} is damaged, or is another kind of file ({type(error).__name__}: {reason})."

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from metaphrase.exceptions import MissingFileError, ModelFileError, NonFiniteError
-from metaphrase.io.arguments import Count, Finite, check_value
+from metaphrase.io.arguments import Count, Finite, PoolingMode, check_value
 from metaphrase.io.digests import tensors_digest
 from metaphrase.io.files import replacing
 from metaphrase.merging.quantization import Bits, dequantize, quantize
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "max_seq_length": Count | None,
     "truncate_dim": Count | None,
     "similarity_fn_name": Literal["cosine", "dot", "euclidean", "manhattan"],
-    "pooling": Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"],
+    "pooling": PoolingMode,
 }
 _FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
 

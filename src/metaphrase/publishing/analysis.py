@@ -382,7 +382,7 @@ def read_answers(
             expected = ", ".join(one[:8] for one in after)
             raise DataMismatchError(
                 f"{path} must have results of this model ({expected}), but has those of {measured}. Evaluate the model with "
-                "its own settings: metaphrase evaluate RUN --suite answer-retrieval."
+                "its own settings: `metaphrase evaluate RUN --suite answer-retrieval --data FOLDER --output FILE`."
             )
         baseline = content.get("baseline") or {}
         if before is not None and baseline.get("model_hash") not in (None, *before):

@@ -340,6 +340,10 @@ def _check_choice(options: MergeOptions) -> None:
         raise UsageError(
             "--dev, --guard, --texts and --curve choose alpha. Pass them with --alpha auto, or omit them."
         )
+    settings = ("max_structure_loss", "max_items", "prompt", "batch_size")
+    given = [name for name in settings if getattr(options, name) != getattr(MergeOptions, name)]
+    if given and not auto:
+        raise UsageError(f"--{given[0]} is a setting of --alpha auto. Pass it with --alpha auto, or omit it.")
     if options.dev is not None:
         check_folder_names([options.dev, *options.guard])
     names = [Path(path).name for path in options.texts]

@@ -30,6 +30,7 @@ from metaphrase.encoders.adapters import ADAPTER, has_adapter, save_adapter, sha
 from metaphrase.encoders.checks import reference_difference
 from metaphrase.encoders.loading import find_model, load_encoder, model_folder, origin_of
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, is_pooler_optional, remove_pooler
+from metaphrase.encoders.saving import save_encoder
 from metaphrase.exceptions import (
     HubError,
     MetaphraseError,
@@ -143,7 +144,7 @@ def release(
                 f"The model's embeddings are NaN or infinite, so it is not released to {folder}. "
                 "Release an earlier checkpoint, or train again with a lower learning rate."
             )
-        released.save_pretrained(str(staging), create_model_card=False)
+        save_encoder(released, staging, what="release", destination=folder)
         _remove_other_files(staging)
         if is_pooler_optional(type(model.transformers_model)) and (staging / CONFIG_FILE).is_file():
             disable_pooler(staging)

@@ -39,7 +39,7 @@ class Run:
         path = Path(folder) / "report.json"
         if not path.is_file():
             raise MissingFileError(
-                f"{folder} has no report.json. Pass folders that `metaphrase train --test` or `metaphrase demo` wrote."
+                f"{folder} has no report.json. Pass folders that `metaphrase adapt`, `train --test` or `demo` wrote."
             )
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
@@ -47,7 +47,8 @@ class Run:
             int(run.facts["seed"] + len(run.configuration))  # a damaged file is refused here
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{path} is damaged. Write it again with `metaphrase report {shlex.quote(str(folder))}`."
+                f"{path} is damaged. Delete it, run `metaphrase report {shlex.quote(str(folder))} --data TEST_SETS`, and "
+                f"compare {Path(folder) / 'report'} in its place."
             ) from error
         if "settings" not in run.facts:
             raise DataError(
@@ -84,7 +85,8 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
         for the number of rows.
 
     Raises:
-        UsageError: The baseline is not one of the runs, or lacks a seed; or two runs differ in nothing.
+        UsageError: The baseline is not one of the runs, lacks a seed or has the configuration of all; or two runs differ in
+            nothing.
         MissingFileError: A folder has no report.
         DataError: A report is damaged, or lacks the settings of its run.
         DataMismatchError: Runs were measured on different test sets.
@@ -103,6 +105,8 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     for run in runs:
         if base is None or run.configuration != base.configuration:
             groups.setdefault(run.configuration, []).append(run)
+    if not groups:
+        raise UsageError("All runs have the configuration of the baseline. Pass runs of another.")
     recipes = [str(group[0].facts["recipe"]["name"]) for group in groups.values()]
     rows = []
     for recipe, group in zip(recipes, groups.values(), strict=True):

@@ -80,8 +80,8 @@ class ReportOptions:
     )
     evaluation: str | None = option(
         None,
-        "JSON file of `metaphrase evaluate RUN --suite answer-retrieval` (or all, or with --baseline), whose answers across "
-        "languages are shown.",
+        "JSON file of `metaphrase evaluate RUN --suite answer-retrieval --data FOLDER --output FILE` (or of --suite all, or "
+        "with --baseline), whose answers across languages are shown.",
     )
     errors: CountOr0 = option(12, "Maximum number of rows of each list of errors.")
     baseline_prompt: str = option(
@@ -91,7 +91,7 @@ class ReportOptions:
     )
     resamples: Resamples = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")
-    output_dir: str | None = option(None, "Folder of the report (default: RUN/report).")
+    output_dir: str | None = option(None, "Folder of the report (default: RUN/report).", aliases=["-o"])
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,8 @@ def report_run(
             the baseline, or holds files that this library did not write.
         CheckpointError: The output folder is not writable.
     """
+    if len(options.languages or ()) > _MAPPED:
+        raise UsageError("--languages names the languages of the word map and the alignments, which are at most four.")
     started = time.perf_counter()
     folder = Path(options.run)
     facts, trained, earlier, curve = _read_run(folder)

@@ -22,7 +22,7 @@ from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
-from metaphrase.corpus.codes import split_languages
+from metaphrase.corpus.codes import split_languages, standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.loading import load_corpus
@@ -188,6 +188,8 @@ class Adaptation:
         self.show_progress = show_progress
         self.started = time.time()
         languages = split_languages(config.languages)
+        if not languages:
+            raise UsageError("--languages names no language. Name those to adapt to, e.g. sw.")
         self.output = Path(config.output_dir or f"runs/adapt-{'-'.join(languages)}")
         self.data = self.output / "data"
         self.languages = languages
@@ -424,7 +426,7 @@ def retention_sets(
         UsageError: A chosen language is missing, or the chosen ones are all trained on.
     """
     packaged = load_parallel_folder(PACKAGED_DATA / RETENTION)
-    named = split_list(chosen)
+    named = [name if name in ("all", *packaged) else standard_code(name) or name for name in split_list(chosen)]
     if "all" in named:
         return packaged
     if missing := sorted(set(named) - set(packaged)):

@@ -26,6 +26,7 @@ from metaphrase.io.arguments import (
     LanguageTemperature,
     Length,
     MergeWeight,
+    PoolingMode,
     Positive,
     Ratio,
     check_value,
@@ -83,7 +84,10 @@ class RunOptions:
         "Declaration of Human Rights in 94 languages (6,000 pairs).",
     )
     retention_languages: list[str] = option([], "Languages of the retention sets that are measured (default: all).")
-    pooling: str | None = option(None, "Pooling that replaces the encoder's own, e.g. cls or mean.")
+    pooling: PoolingMode | None = option(
+        None,
+        "Pooling that replaces the encoder's own: cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken.",
+    )
     lora_rank: Count | None = option(
         None, "Train a LoRA adapter of this rank instead of all weights (requires peft); it is merged on release."
     )

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from metaphrase.exceptions import MissingFileError, RecipeError
-from metaphrase.io.arguments import AtLeast0, Count, LanguageTemperature, Length, Ratio, Weight, check_value, hints_of
+from metaphrase.io.arguments import (
+    AtLeast0,
+    Count,
+    LanguageTemperature,
+    Length,
+    PoolingMode,
+    Ratio,
+    Weight,
+    check_value,
+    hints_of,
+)
 from metaphrase.io.configuration import Keys, check_keys, did_you_mean, place, plain, read_yaml
 from metaphrase.io.files import RECIPES
 from metaphrase.io.training_ranges import TRAINING_RANGES
@@ -144,7 +154,7 @@ class Recipe:
     description: str = ""
     max_length: Length = 32
     language_embedding: bool = False
-    pooling: Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"] = "cls"
+    pooling: PoolingMode = "cls"
     training: Mapping[str, Any] = field(default_factory=dict)
     paper_training: Mapping[str, Any] = field(default_factory=dict)
 

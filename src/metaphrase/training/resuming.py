@@ -43,6 +43,9 @@ from metaphrase.training.weight_decay import DecayTowardStart
 
 logger = logging.getLogger(__name__)
 
+#: Words that --resume_from_checkpoint takes instead of a path.
+TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
 
 class RunFacts:
     """Facts of a run that must not change when it is resumed. Digests are computed once.
@@ -274,14 +277,14 @@ def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
     """
     output = str(arguments.output_dir)
     asked = str(arguments.resume_from_checkpoint or "false")
-    if asked.lower() in ("false", "no", "0"):
+    if asked.lower() in FALSE:
         if present := checkpoint_folders(output, staged=True):
             raise CheckpointError(
                 f"{output} holds {present[-1].name} of an earlier run. Resume it with "
                 "--resume_from_checkpoint true, or choose another --output_dir."
             )
         return None
-    checkpoint = _find_checkpoint(True if asked.lower() in ("true", "yes", "1") else asked, output)
+    checkpoint = _find_checkpoint(True if asked.lower() in TRUE else asked, output)
     if checkpoint is None:
         logger.info("No checkpoint in %s yet; training starts from the beginning.", output)
         return None

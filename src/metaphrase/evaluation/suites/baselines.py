@@ -49,6 +49,10 @@ def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict
     """Read the JSON file of an earlier evaluation as a baseline."""
     with damage_in(path):
         results = read_json(path)
+    if isinstance(results, dict) and "models" in results:
+        raise DataError(
+            f"{path} has the results of several encoders. Evaluate the baseline alone, or name the encoder."
+        )
     if not isinstance(results, dict) or not all(isinstance(results.get(key), dict) for key in ("scores", "parts")):
         raise DataError(f"{path} is not a result of `metaphrase evaluate`: it needs the keys 'scores' and 'parts'.")
     if suite != results.get("suite") and "all" not in (suite, results.get("suite")):

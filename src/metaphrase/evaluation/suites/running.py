@@ -16,7 +16,7 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import encoder_files, load_encoder
+from metaphrase.encoders.loading import encoder_files, find_folder, load_encoder, split_vectors
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
@@ -24,7 +24,7 @@ from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, 
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
-from metaphrase.io.arguments import Count, LayerNumber, Length, checked
+from metaphrase.io.arguments import Count, LayerNumber, Length, PoolingMode, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import PinnedFile, files_sha256, unchanged
 from metaphrase.io.environment import hardware, versions
@@ -110,7 +110,9 @@ class EvaluateOptions(Settings):
         "--max_length applies to it; --pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, "
         "for a baseline with other settings.",
     )
-    pooling: str | None = option(None, "cls, mean, max, …; default: the model's.")
+    pooling: PoolingMode | None = option(
+        None, "cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken; default: the model's."
+    )
     layer: LayerNumber | None = option(
         None, "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."
     )
@@ -118,7 +120,7 @@ class EvaluateOptions(Settings):
         None, "Number of tokens at which a sentence is truncated, also for the baseline (DAP: 32)."
     )
     batch_size: Count = option(64, "Sentences per forward pass.")
-    output: str | None = option(None, "JSON file to write.")
+    output: str | None = option(None, "JSON file to write.", aliases=["-o"])
     output_dir: str = option(
         "runs/evaluation", "Folder of cached results, by digest of the model, and of results.json."
     )
@@ -265,6 +267,7 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
     read = [path for benchmark in benchmarks for path in benchmark.files]
     models = [path for name in (*names, options.baseline) for path in encoder_files(name)]
     check_files(options.outputs, [*read, *models, options.baseline])
+    _find_encoders(names, options.baseline)
     claim_folder(options.output_dir)
 
     def measure(name: str, *variants: Settings, **protocol: Any) -> dict[str, Any]:
@@ -303,6 +306,13 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
         measured.append(results | {"suite": options.suite, "versions": versions(), "seconds": seconds})
         start = time.perf_counter()
     return measured
+
+
+def _find_encoders(names: Sequence[str], baseline: str | None) -> None:
+    """Refuse a name that denotes no encoder before another encoder is measured."""
+    baselines = [] if baseline is None or baseline.endswith(".json") else [baseline]
+    for name in (*names, *baselines):
+        find_folder(split_vectors(name)[0])
 
 
 def find_benchmarks(

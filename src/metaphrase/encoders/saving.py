@@ -1,0 +1,24 @@
+"""Saving an encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.exceptions import StorageError
+
+
+def save_encoder(model: SentenceTransformer, folder: Path, *, what: str, destination: Path) -> None:
+    """Save an encoder without a card to a folder, from which it is moved to its destination.
+
+    Raises:
+        StorageError: The disk is full, for example. safetensors raises an error that is no OSError.
+    """
+    try:
+        model.save_pretrained(str(folder), create_model_card=False)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"The {what} cannot be written to {destination}: {error}. Free some space and run the command again."
+        ) from error
