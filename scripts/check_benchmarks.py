@@ -170,6 +170,8 @@ def alignment_error(data: Path, embeddings: Path, *, spaces: bool = False) -> di
 def margin_errors(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
     """xsim++ errors: English sentences whose ratio margin with a source is larger than that of its own target.
 
+    Of candidates with the same embedding, the first counts.
+
     The folder of a test set has ``pool.tsv``, the candidates with their kinds (empty for targets), their
     embeddings, and those of the sources.
     """
@@ -180,7 +182,9 @@ def margin_errors(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
         number = {text: at for at, (_, text) in enumerate(lines)}
         (file,) = (data / name).glob(f"{language}-en.tsv*")
         targets = [line.split("\t")[1] for line in read(file).splitlines()[1:]]
-        cosine_nm = cosine_similarity(np.load(path), np.load(path.with_name(f"{language}.pool.npy")))
+        pool = np.load(path.with_name(f"{language}.pool.npy"))
+        _, first, distinct = np.unique(pool, axis=0, return_index=True, return_inverse=True)
+        cosine_nm = cosine_similarity(np.load(path), pool)
         k = min(NEIGHBOURS, *cosine_nm.shape)
         nearest_n = np.sort(cosine_nm, axis=1)[:, -k:].mean(axis=1)
         nearest_m = np.sort(cosine_nm, axis=0)[-k:].mean(axis=0)
@@ -188,7 +192,7 @@ def margin_errors(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
         for cosine_m, mean, target in zip(cosine_nm, nearest_n, targets, strict=True):
             candidates = np.argsort(-cosine_m)[:k]
             margins = cosine_m[candidates] / ((mean + nearest_m[candidates]) / 2)
-            wrong.append(candidates[margins.argmax()] != number[target])
+            wrong.append(first[distinct.ravel()[candidates[margins.argmax()]]] != number[target])
         scores.setdefault(f"{name} xsim++", {})[language] = 100 * float(np.mean(wrong))
     return scores
 

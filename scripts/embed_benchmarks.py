@@ -63,7 +63,7 @@ def embed_distractors(
         (file,) = data.glob(f"{language}-en.tsv*")
         sources, targets = zip(*(line.split("\t")[:2] for line in read(file).splitlines()[1:]), strict=True)
         pool = dict.fromkeys(targets, "")
-        pool = {text: kind for target in targets for kind, text in made.get(target, ())} | pool
+        pool |= {text: kind for target in targets for kind, text in made.get(target, ()) if text not in pool}
         out = folder / "xsim++" / data.name
         save(out / f"{language}.sources.npy", model.encode(list(sources), prompt=""))
         save(out / f"{language}.pool.npy", model.encode(list(pool), prompt=""))

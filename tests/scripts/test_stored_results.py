@@ -158,6 +158,7 @@ def test_less_is_refused_before_anything_is_trained(
 def test_a_trial_of_the_aligner_is_not_stored(load_script, tmp_path, monkeypatch, capsys):
     program = load_script("train_aligner")
     monkeypatch.setattr(program, "rows_of", lambda options, output: [{"options": vars(options)}])
+    monkeypatch.setattr(program, "bitext_files", lambda options: [])
     output = ["--data", str(tmp_path), "--output", str(tmp_path / "out")]
     assert program.main([*output, "--steps", "2", "--keep"]) == 2
     assert "--steps is for trials" in capsys.readouterr().err
