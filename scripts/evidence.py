@@ -3,7 +3,7 @@
     python scripts/evidence.py --data benchmarks --plan      # print stored and missing results, and the estimated time
     python scripts/evidence.py --data benchmarks             # train and measure what is missing, then write the page
     python scripts/evidence.py --time                        # measure the time of a step, on an otherwise idle machine
-    python scripts/evidence.py --write                       # only write docs/evidence.md
+    python scripts/evidence.py --write                       # only write docs/evidence.md and the model cards
     python scripts/evidence.py --config configs/finalists.yaml --data benchmarks    # other recipes, for another page
 
 ``configs/evidence.yaml``, or another file with ``--config``, lists the recipes and names the page. A cell is a recipe with a
@@ -37,6 +37,7 @@ from typing import Any
 import torch
 import yaml
 from ablations import trained, varied
+from evidence_cards import SETTING, write_cards
 from evidence_table import CONFIG, STEP_TIMES, VARIANTS, stored_scores, write_page
 from sentence_transformers import SentenceTransformer
 from stored_results import reports_errors
@@ -709,7 +710,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--plan", action="store_true", help="Only print stored and missing results, and the estimated time."
     )
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
-    parser.add_argument("--write", action="store_true", help="Only write the page from the stored results.")
+    parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
     options = parser.parse_args(argv)
     if options.results is None:
         # The page of the documentation shows the results of the repository only.
@@ -720,7 +721,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 @reports_errors
 def main(argv: Sequence[str]) -> int:
-    """Train and measure what is missing, and write the page; 1 if a stage failed."""
+    """Train and measure what is missing, and write the page and the model cards; 1 if a stage failed."""
     options = parsed(argv)
     failed: list[str] = []
     if not options.write:
@@ -733,6 +734,8 @@ def main(argv: Sequence[str]) -> int:
         failed = evidence.failed
     if options.page:
         write_page(options.results, options.page, options.config)
+    if options.results == ROOT / "scripts" / "results" / CONFIG.stem:
+        write_cards(options.results / SETTING)
     if failed:
         print(f"{len(failed)} stages failed: {'; '.join(failed)}. The same command repeats them.", file=sys.stderr)
     return int(bool(failed))

@@ -52,9 +52,9 @@ python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 
 ## Limits
 
-- The bitext (interface texts of software) and the number of steps are small; the paper's setting is larger.
+- The bitext (interface texts of software) and the number of steps are small{larger}.
 - The vocabulary is that of the base, and the word embeddings were frozen.
-- The recipe was not tuned for this encoder. Results differ for other encoders, texts and seeds.
+- Results differ for other encoders, texts and seeds.
 
 ## Citation
 
@@ -83,7 +83,7 @@ def card(stored: Stored, name: str, recipe: Recipe) -> str:
         "license": "mit",
         "base_model": HUB_ID,
         "library_name": "metaphrase",
-        "tags": ["sentence-similarity", "cross-lingual", "metaphrase", name],
+        "tags": list(dict.fromkeys(["sentence-similarity", "cross-lingual", "metaphrase", name])),
         "metaphrase": {"recipe": name, "seeds": seeds, "vectors": vectors, "versions": facts["versions"]},
     }
     citations = dict.fromkeys(OBJECTIVES[term.objective].citation.strip() for term in recipe.terms)
@@ -92,6 +92,7 @@ def card(stored: Stored, name: str, recipe: Recipe) -> str:
         name=name,
         base=HUB_ID,
         paper=f" ({recipe.paper})" if recipe.paper else "",
+        larger="; the paper's setting is larger" if recipe.paper else "",
         results="\n".join(_results(stored, name)),
         steps=facts["steps"],
         pairs=facts["batch_size"],
@@ -119,6 +120,7 @@ def _results(stored: Stored, name: str) -> Iterator[str]:
                     "starter": f"{stored.scores[score][STARTER, '', -1]['score']:.1f}",
                     "this recipe": f"{sum(own) / len(own):.1f}",
                     "difference": str(difference).rpartition(" ")[0],
+                    "seeds": difference.seeds,
                     "verdict": difference.verdict,
                 }
             )

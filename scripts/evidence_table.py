@@ -2,14 +2,13 @@
 
 A score is stored with its values in a hundred blocks of items: pseudo-values of the jackknife that leaves one block out,
 whose mean is the score. All encoders have the same blocks, so that differences are paired, for means of items as well as for
-correlations, error rates and F1. Seeds and blocks are resampled together.
+correlations, error rates and F1. Intervals cover the variation between blocks and that between seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import yaml
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.stats import t as student
 from stored_results import fill, markdown
 from update_tables import hardware_words
 
@@ -27,15 +27,13 @@ from metaphrase.evaluation.measures import Measure
 from metaphrase.evaluation.result import Result, complete_groups
 from metaphrase.evaluation.retrieval import TATOEBA_GROUPS
 from metaphrase.evaluation.sib200 import language_groups
-from metaphrase.evaluation.significance import holm, percentile_interval, two_sided_p_value, verdict
+from metaphrase.evaluation.significance import CONFIDENCE, holm, verdict
 from metaphrase.io.work_folders import read_part
 
 #: The recipes and the papers' claims.
 CONFIG = Path(__file__).parents[1] / "configs" / "evidence.yaml"
 #: Most blocks of items.
 BLOCKS = 100
-#: Number of bootstrap samples; Holm's correction over a table of hundreds of differences needs many.
-RESAMPLES = 20_000
 #: Scores in the tables and their headings: what the objectives aim at, and what they may cost.
 GAINS = {
     "demo": "demo test",
@@ -109,26 +107,6 @@ def _without(items: Any, block: int, blocks: int) -> Any:
     return items[kept] if isinstance(items, np.ndarray) else tuple(np.asarray(side)[kept] for side in items)
 
 
-@cache
-def _draws(seeds: int, blocks: int, resamples: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shares of each seed and each block in each sample. One seed less is drawn than there are: see `resampled_mean`."""
-    rng = np.random.default_rng(0)
-    drawn = max(1, seeds - 1)
-    seed_rs = rng.multinomial(drawn, [1 / seeds] * seeds, size=resamples) / drawn
-    return seed_rs, rng.multinomial(blocks, [1 / blocks] * blocks, size=resamples) / blocks
-
-
-def resampled_mean(value_sb: NDArray[np.float64], resamples: int = RESAMPLES) -> NDArray[np.float64]:
-    """Means of values by seed and block in samples of both, shape ``(resamples,)``.
-
-    Each sample draws blocks, the same for all seeds, and seeds, both with replacement. It draws one seed less than there are,
-    so that the variance of its mean is the unbiased one: with three seeds, as many draws would lose a third of it (Rao & Wu
-    1988). A single seed is kept, and only blocks vary.
-    """
-    seed_rs, block_rb = _draws(*value_sb.shape, resamples)
-    return np.einsum("rs,rs->r", seed_rs, block_rb @ value_sb.T)
-
-
 @dataclass(frozen=True)
 class Difference:
     """A difference between two encoders: mean over the shared seeds in points, with a 95 % interval over seeds and items.
@@ -147,14 +125,27 @@ class Difference:
         return f"{mean} [{low}, {high}] {self.verdict}"
 
 
-def difference(value_sb: NDArray[np.float64], resamples: int = RESAMPLES) -> Difference:
+def difference(value_sb: NDArray[np.float64]) -> Difference:
     """The difference of two encoders from its values by seed and block.
 
-    >>> difference(np.ones((3, 100)))
-    Difference(mean=1.0, interval=(1.0, 1.0), p_value=9.999500024998751e-05, seeds=3, verdict='tie')
+    The variance of the mean is that of the block means over the number of blocks, plus that of the seed means over the
+    number of seeds. Student's t has Satterthwaite's degrees of freedom (1946), so that a few seeds that differ result in a
+    wide interval: with three seeds it contains the true difference in at least 91 % of simulated cases, with two in 88 %.
+    With one seed, only blocks vary.
+
+    >>> difference(np.array([[1.0, 2.0, 3.0]]))  # as scipy.stats.ttest_1samp([1, 2, 3], 0)
+    Difference(mean=2.0, interval=(-0.48..., 4.48...), p_value=0.074..., seeds=1, verdict='tie')
     """
-    mean_r = resampled_mean(value_sb, resamples)
-    return Difference(float(value_sb.mean()), percentile_interval(mean_r), two_sided_p_value(mean_r), len(value_sb))
+    mean = float(value_sb.mean())
+    means = [means for means in (value_sb.mean(0), value_sb.mean(1)) if len(means) > 1]
+    parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1) for each in means]
+    if not (variance := sum(part for part, _ in parts)):
+        return Difference(mean, (mean, mean), float(mean == 0), len(value_sb))
+    freedom = variance**2 / sum(part**2 / own for part, own in parts)
+    error = variance**0.5
+    half = float(student.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    p_value = 2 * float(student.sf(abs(mean) / error, freedom))
+    return Difference(mean, (mean - half, mean + half), p_value, len(value_sb))
 
 
 def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool]) -> dict[Any, Difference]:
@@ -356,7 +347,9 @@ def _difference_tables(
         for recipe in recipes:
             found = [table.get((recipe, score)) for score in columns]
             if any(found):
-                rows.append([f"`{recipe}`", max(one.seeds for one in found if one), *(one or "" for one in found)])
+                counts = sorted({one.seeds for one in found if one})
+                seeds = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+                rows.append([f"`{recipe}`", seeds, *(one or "" for one in found)])
         yield from ("", *markdown(["recipe", "seeds", *(part[score] for score in columns)], "lrl", rows))
 
 

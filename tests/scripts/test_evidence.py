@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from scipy.stats import ttest_1samp
 
 from metaphrase.evaluation.measures import MEASURES
 from metaphrase.io.files import DEMO
@@ -305,21 +306,28 @@ def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
 # --- Statistics ---
 
 
-def test_seeds_and_blocks_are_resampled_as_by_a_loop(table):
-    value_sb = np.random.default_rng(0).normal(size=(3, 7))
-    seed_rs, block_rb = table._draws(3, 7, 50)
-    expected = []
-    for seed_s, block_b in zip(2 * seed_rs, 7 * block_rb, strict=True):
-        seeds = [at for at, n in enumerate(seed_s) for _ in range(round(n))]
-        blocks = [at for at, n in enumerate(block_b) for _ in range(round(n))]
-        assert (len(seeds), len(blocks)) == (2, 7)
-        expected.append(np.mean([[value_sb[s, b] for b in blocks] for s in seeds]))
-    assert table.resampled_mean(value_sb, 50) == pytest.approx(expected)
+@pytest.mark.parametrize("axis", [0, 1], ids=["seeds", "blocks"])
+def test_variation_of_one_kind_has_the_interval_of_students_t(table, axis):
+    values = np.array([1.0, 2.0, 6.0, 2.5])
+    value_sb = np.repeat(np.expand_dims(values, 1 - axis), 10, axis=1 - axis)
+    found, expected = table.difference(value_sb), ttest_1samp(values, 0)
+    assert found.interval == pytest.approx(tuple(expected.confidence_interval()))
+    assert found.p_value == pytest.approx(expected.pvalue)
 
 
-def test_the_variance_over_seeds_is_unbiased(table):
-    value_sb = np.repeat([[1.0], [2.0], [6.0]], 10, axis=1)
-    assert table.resampled_mean(value_sb).var() == pytest.approx(np.var([1, 2, 6], ddof=1) / 3, rel=0.02)
+@pytest.mark.parametrize("spread_blocks", [0, 1, 5, 20])
+@pytest.mark.parametrize(("seeds", "least"), [(2, 0.85), (3, 0.89), (10, 0.92)])
+def test_intervals_cover_the_true_difference(table, seeds, least, spread_blocks):
+    rng, covered = np.random.default_rng(0), []
+    for _ in range(500):
+        value_sb = rng.normal(size=(seeds, 1)) + spread_blocks * rng.normal(size=100) + rng.normal(size=(seeds, 100))
+        low, high = table.difference(value_sb).interval
+        covered.append(low <= 0 <= high)
+    assert least < np.mean(covered) < 0.98
+
+
+def test_equal_encoders_do_not_differ(table):
+    assert table.difference(np.zeros((3, 10))) == table.Difference(0.0, (0.0, 0.0), 1.0, 3)
 
 
 def test_one_seed_has_the_interval_of_its_items(table):
@@ -400,9 +408,9 @@ def test_the_page_shows_what_is_kept(table, stored, tmp_path):
     text = page.read_text()
     assert "## starter-100x64\n\n100 steps of 64 pairs; 2 x86_64 cores, 1 thread." in text
     assert "| `dap` | 3 | 8.00 | 2.0 × | 1.0 | 2,000 | 0.5, 0.5, 0.5 |" in text
-    assert "| `dap` | 3 | +5.1 [+5.0, +5.2] better |" in text  # to the better prompt of the starter
+    assert "| `dap` | 3 | +5.1 [+4.9, +5.3] better |" in text  # to the better prompt of the starter
     assert "| `dap` | 3 | +3.0 [+3.0, +3.0] better |" in text  # to `tr`
-    assert "| `dap` | 3 | +0.0 [-0.1, +0.1] tie |" in text
+    assert "| `dap` | 3 | +0.0 [-0.2, +0.2] tie |" in text
     assert "### Merged" not in text  # it was measured with other weights than those that are kept
     assert "| DAP, tables 7 and 8 | tatoeba | `dap` above `tr` | +3.0 [+3.0, +3.0] | 3 | confirmed |" in text
     assert "\n\nNot measured: DAP, tables 7 and 8 (tatoeba: `dap` above `tr+tlm`); DAP, table 2 (" in text
