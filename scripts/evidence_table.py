@@ -223,7 +223,7 @@ class Stored:
             if (content := read_part(path)) is None:
                 continue
             training[cell] = content
-            machines.add(_machine(content))
+            machines.add(machine(content))
             chosen = read_part(path.with_name("alpha.json"))
             if chosen is not None and chosen["settings"]["vector"] == content["vector"]:
                 alphas[cell] = chosen["alpha"]
@@ -234,7 +234,7 @@ class Stored:
             cell = recipe, int(seed[0].removeprefix("seed")) if seed else -1
             if seed and content["settings"]["vector"] != training.get(cell, {}).get("vector"):
                 continue
-            machines.add(_machine(content))
+            machines.add(machine(content))
             where = [content["settings"].get(key) for key in ("benchmark", "data", "revision")]
             for name, score in content["scores"].items():
                 score["where"] = where
@@ -244,7 +244,7 @@ class Stored:
                 if key not in own or sign * score["score"] > sign * own[key]["score"]:
                     own[key] = score
         timed = read_part(folder / STEP_TIMES) or {"seconds": {}}
-        timed_on = _machine(timed) if timed["seconds"] else ""
+        timed_on = machine(timed) if timed["seconds"] else ""
         return cls(folder, training, alphas, scores, sorted(machines), timed["seconds"], timed_on)
 
     def seeds(self, recipe: str) -> list[int]:
@@ -275,7 +275,7 @@ class Stored:
         return bool(next(iter(self.scores[score].values()))["lower_is_better"])
 
 
-def _machine(content: Mapping[str, Any]) -> str:
+def machine(content: Mapping[str, Any]) -> str:
     """The hardware of a stage, in words."""
     return content["hardware"].get("gpu") or hardware_words(content["hardware"])
 

@@ -25,7 +25,11 @@ def results(tmp_path) -> Path:
     folder, machine = tmp_path / "results", {"cpus": 2, "machine": "x86_64", "threads": 1}
 
     def measured(path: Path, level: float, **settings) -> None:
-        scores = {"score": level, "lower_is_better": path.stem == "error", "blocks": " ".join([f"{level}"] * 9)}
+        scores = {
+            "score": level,
+            "lower_is_better": path.stem == "alignment-gold enfr",
+            "blocks": " ".join([f"{level}"] * 9),
+        }
         write_part(path, {"settings": settings, "hardware": machine, "scores": {path.stem: scores}})
 
     for recipe in ("dap", "tr", "tr+anchor"):
@@ -40,9 +44,9 @@ def results(tmp_path) -> Path:
         for seed in range(3 if recipe == "dap" else 2):
             cell = folder / recipe / f"seed{seed}"
             write_part(cell / "train.json", facts | {"vector": "abc", "hardware": machine})
-            for name, level in (("tatoeba", 82.0), ("stsb", 70.0), ("error", 9.0)):
+            for name, level in (("tatoeba", 82.0), ("stsb", 70.0), ("alignment-gold enfr", 9.0)):
                 measured(cell / "raw" / f"{name}.json", level, vector="abc")
-    for name, level in (("tatoeba", 80.0), ("stsb", 75.0), ("error", 8.0)):
+    for name, level in (("tatoeba", 80.0), ("stsb", 75.0), ("alignment-gold enfr", 8.0)):
         measured(folder / "starter" / "plain" / f"{name}.json", level)
     return folder
 
@@ -51,10 +55,14 @@ def test_a_card_shows_gains_and_losses(script, results, tmp_path):
     (path,) = script.write_cards(results, tmp_path)
     assert path.name == "multilingual-e5-small-dap.md"  # tr has too few seeds, tr+anchor is no packaged recipe
     card = ModelCard.load(path)
-    assert card.data.to_dict()["metaphrase"]["vectors"] == dict.fromkeys(range(3), "abc")
-    for row in ("| tatoeba | 80.0 | 82.0 | +2.0 [+2.0, +2.0] |", "| stsb | 75.0 | 70.0 | -5.0 [-5.0, -5.0] |"):
+    assert card.data.to_dict()["metaphrase"]["task_vectors_sha256"] == dict.fromkeys(range(3), "abc")
+    for row in (
+        "| Tatoeba 36 | 80.0 | 82.0 | +2.0 [+2.0, +2.0] | 3 | better |",
+        "| STS-B | 75.0 | 70.0 | -5.0 [-5.0, -5.0] | 3 | worse |",
+        "| AER en–fr ↓ | 8.0 | 9.0 | +1.0 [+1.0, +1.0] | 3 | worse |",
+    ):
         assert row in card.text.replace("\\", "")
-    assert "| error, lower is better | 8.0 | 9.0 |" in card.text
+    assert "better than the starter in 1 and worse in 2 of 3 scores" in card.text
     assert "--only dap --seeds 0 1 2" in card.text
     assert "@inproceedings" in card.text
 
