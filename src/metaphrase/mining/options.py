@@ -147,13 +147,13 @@ class EngineOptions:
     tasks: Count = option(1, "Number of tasks of each stage. A task that is killed is repeated.")
     workers: Count | None = option(
         None,
-        "Maximum number of tasks at a time. Default: with local the number of GPUs, or without one, of the CPU cores "
-        "that this process may use; else no maximum.",
+        "Maximum number of tasks at a time. Default with local: the number of GPUs, or without a GPU, of the CPU cores "
+        "that this process may use. Default with slurm and ray: no maximum.",
     )
     storage: str | None = option(
         None,
         "Folder or fsspec URL (s3://bucket/folder) of embeddings and neighbours, which every worker can read and write. A "
-        "storage that you name is kept; the default, OUTPUT.partial, is deleted at the end.",
+        "folder or URL that you name is kept; the default, OUTPUT.partial, is deleted at the end.",
     )
     executor_args: list[str] = option(
         [],

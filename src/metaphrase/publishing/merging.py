@@ -131,8 +131,9 @@ class MergeOptions:
     )
     prompt: str | None = option(
         "auto",
-        "With --alpha auto: text before each sentence. 'auto' is the prompt that each encoder stores for it, 'none' is no "
-        "prompt. On --dev and --guard, the base is also measured without a prompt, and its better result counts.",
+        "With --alpha auto: text before each sentence. auto: the prompt that each encoder stores for sentences, "
+        "questions or passages; none: no prompt. On --dev and --guard, the base is also measured without a prompt, "
+        "and its better result counts.",
     )
     batch_size: Count = option(32, "With --alpha auto: sentences per forward pass.")
 

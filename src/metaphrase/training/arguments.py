@@ -80,7 +80,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         None, "Learning rate of the objectives' heads; default: learning_rate."
     )
     weight_decay_toward: Literal["zero", "start"] = option(
-        "zero", "Weights that --weight_decay pulls the encoder toward. zero, or start: those before training."
+        "zero", "What --weight_decay pulls the encoder's weights toward. zero, or start: their values before training."
     )
     packing: bool = option(True, "Run the encoder without padding: faster, with the same result.")
     effective_batch_size: Count | None = option(

@@ -137,7 +137,9 @@ class RunOptions:
         None, "Maximum number of pieces per sentence in training (default: the recipe's)."
     )
     vocabulary: Vocabulary | None = option(
-        None, "Vocabulary of objectives that predict pieces: tied, untied or english."
+        None,
+        "Vocabulary projection of objectives that predict pieces. tied: the encoder's word embeddings; untied: a "
+        "trainable copy; english: a trainable copy for the pieces of the corpus's English side only.",
     )
     transform: Transform | None = option(
         None, "Transform before the vocabulary projection: auto (a fresh one if required) or none."
