@@ -492,10 +492,12 @@ class Evidence:
         if ("train", None) not in missing and ("alpha", None) in missing:
             self.attempt(f"{cell}: choice of alpha", self.choose, cell)
             missing = self.missing(cell, tier)
-        if not self.has_vector(cell) or any(one is None for _, one in missing):
+        if not self.has_vector(cell) or ("train", None) in missing:
             return
         facts, chosen = (read_part(cell.folder / f"{name}.json") for name in ("train", "alpha"))
         for variant in cell.variants:
+            if variant == "merged" and ("alpha", None) in missing:
+                continue
             encoder = encoder_settings(cell, variant, facts and facts["vector"], chosen and chosen["alpha"])
             todo = [benchmark for one, benchmark in missing if one == variant and benchmark]
             model = self.encoder(cell, encoder) if todo else self.start

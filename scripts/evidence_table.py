@@ -301,7 +301,7 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
         for other in (STARTER, REFERENCE):
             if table := stored.differences(trained, variant, other, scores):
                 of = "the starter, with or without its prompt" if other == STARTER else f"`{REFERENCE}`"
-                lines += ["", f"### {words}, against {of}", *_difference_tables(stored, trained, table, variant)]
+                lines += ["", f"### {words}, against {of}", *_difference_tables(trained, table)]
     if claims:
         lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
     if any(name.startswith(GROUP) for name in stored.scores):
@@ -335,9 +335,7 @@ def _times(stored: Stored, recipe: str) -> str:
     return f"{stored.step_seconds[recipe] / stored.step_seconds[REFERENCE]:.1f} ×"
 
 
-def _difference_tables(
-    stored: Stored, recipes: Sequence[str], table: Mapping[tuple[str, str], Difference], variant: str
-) -> Iterator[str]:
+def _difference_tables(recipes: Sequence[str], table: Mapping[tuple[str, str], Difference]) -> Iterator[str]:
     """Gains, then costs, one row for each recipe."""
     for part in (GAINS, COSTS):
         columns = [score for score in part if any(score == found for _, found in table)]

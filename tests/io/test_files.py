@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from metaphrase.io.files import replace_text, replacing, write_json
+from metaphrase.io.files import append_csv, replace_text, replacing, write_json
 
 
 def test_a_file_is_replaced_once_it_is_complete(tmp_path):
@@ -34,3 +34,11 @@ def test_a_failed_write_leaves_the_file(tmp_path, unique):
 def test_names_that_are_not_utf_8_can_be_written(tmp_path):
     facts = {"file": os.fsdecode(b"sw-\xff.tsv")}
     assert json.loads(write_json(tmp_path / "facts.json", facts).read_text(encoding="utf-8")) == facts
+
+
+def test_rows_with_other_columns_are_in_a_file_of_their_own(tmp_path):
+    rows = [{"steps": 1, "de": 0.5}, {"steps": 2, "de": 0.6}, {"steps": 1, "sw": 0.7}, {"steps": 3, "de": 0.8}]
+    paths = [append_csv(tmp_path / "new" / "x.csv", row).name for row in rows]
+    assert paths == ["x.csv", "x.csv", "x-2.csv", "x.csv"]
+    assert (tmp_path / "new" / "x.csv").read_text().split() == ["steps,de", "1,0.5", "2,0.6", "3,0.8"]
+    assert (tmp_path / "new" / "x-2.csv").read_text().split() == ["steps,sw", "1,0.7"]

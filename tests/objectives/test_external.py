@@ -253,6 +253,8 @@ def test_a_class_is_named_as_its_key(package):
     objectives = Objectives({})
     with pytest.raises(ValueError, match="has the name 'projected-distance'"):
         objectives["distance"] = Distance
+    with pytest.raises(RecipeError, match="int is not an objective"):
+        objectives["distance"] = int
     objectives["projected-distance"] = Distance
     assert objectives["projected-distance"] is objectives["outside.losses:Distance"] is Distance
     assert list(objectives) == ["projected-distance"]
@@ -281,5 +283,10 @@ def test_heads_of_an_unknown_objective_are_explained(package, tiny_encoder, tmp_
         loss = AlignmentLoss(tiny_encoder, Recipe.from_dict({"name": "notebook", "terms": terms}))
         loss.heads.save_pretrained(tmp_path / "heads")
         assert "objective" not in loss.heads.config.objectives["projected-distance"]
+    with pytest.raises(ModelError, match="unknown objective 'projected-distance'"):
+        AlignmentHeads.from_pretrained(tmp_path / "heads")
+    config = json.loads((tmp_path / "heads" / "config.json").read_text())
+    config["objectives"]["projected-distance"]["objective"] = "no_such_package.losses:Distance"
+    (tmp_path / "heads" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="unknown objective 'projected-distance'"):
         AlignmentHeads.from_pretrained(tmp_path / "heads")

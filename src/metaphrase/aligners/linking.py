@@ -173,11 +173,11 @@ def add_alignment(
         ImportError: A required extra is not installed.
     """
     if not isinstance(dataset, Dataset):
-        raise ValueError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
+        raise UsageError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
     if isinstance(aligner, str) and aligner not in ALIGNERS:
-        raise ValueError(f"Unknown aligner {aligner!r}; choose from {', '.join(ALIGNERS)}.")
+        raise UsageError(f"Unknown aligner {aligner!r}; choose from {', '.join(ALIGNERS)}.")
     if settings and not isinstance(aligner, str):
-        raise ValueError(f"Settings require an aligner given by name, but got an aligner and {', '.join(settings)}.")
+        raise UsageError(f"Settings require an aligner given by name, but got an aligner and {', '.join(settings)}.")
     known = ("source", "target", "source_lang", "target_lang", *ADDED)
     rows = dataset.select_columns([name for name in known if name in dataset.column_names])
     name = aligner_name(aligner)

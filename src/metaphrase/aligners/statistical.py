@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Words
-from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
+from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError, UsageError
 from metaphrase.io.arguments import Range, checked
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.environment import install_command
@@ -101,9 +101,9 @@ class StatisticalAligner(Aligner):
     ) -> None:
         heuristic = heuristic.replace("_", "-")
         if model not in MODELS:
-            raise ValueError(f"Unknown statistical aligner {model!r}; choose from {', '.join(MODELS)}.")
+            raise UsageError(f"Unknown statistical aligner {model!r}; choose from {', '.join(MODELS)}.")
         if heuristic not in HEURISTICS:
-            raise ValueError(f"Unknown heuristic {heuristic!r}; choose from {', '.join(HEURISTICS)}.")
+            raise UsageError(f"Unknown heuristic {heuristic!r}; choose from {', '.join(HEURISTICS)}.")
         self.name = self.model = model
         self.heuristic = heuristic
         self.lowercase, self.strip_punctuation, self.iterations = lowercase, strip_punctuation, iterations

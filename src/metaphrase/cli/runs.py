@@ -101,7 +101,8 @@ def execute(run: TrainingRun) -> RunResult | None:
     try:
         return run.execute()
     except SystemExit:
-        notes().print("Resume with --resume_from_checkpoint true.")
+        if run.is_main_process:
+            notes().print("Resume with --resume_from_checkpoint true.")
         raise
 
 

@@ -162,7 +162,7 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     )
     if cleaning is not None and cleaning.counts_pieces and cleaning.tokenizer is None:
         if tokenizer is None:
-            raise ValueError("This cleaning counts pieces: pass a tokenizer, or use `cleaning.without_pieces()`.")
+            raise UsageError("This cleaning counts pieces: pass a tokenizer, or use `cleaning.without_pieces()`.")
         cleaning = dataclasses.replace(cleaning, tokenizer=getattr(tokenizer, "tokenize", tokenizer))
     drop = cleaning is not None and (not streaming if cleaning.duplicates is None else cleaning.duplicates)
     wanted = frozenset(map(bare_language, languages or ()))

@@ -91,7 +91,7 @@ def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: Ratio 
     [[], ['x y']]
     """
     if not texts:
-        raise ValueError("There is no monolingual text to add.")
+        raise CorpusError("There is no monolingual text to add.")
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()
 
     def of_row(i: int) -> list[str]:

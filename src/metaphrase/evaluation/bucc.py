@@ -29,7 +29,7 @@ from metaphrase.evaluation.encoding import EncodingOptions, encode_texts, encodi
 from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.significance import RESAMPLES
-from metaphrase.exceptions import DataError, MissingFileError
+from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, mine
@@ -202,7 +202,7 @@ def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
 def bucc_protocol(protocol: str) -> BuccProtocol:
     """Protocol of a name."""
     if protocol not in PROTOCOLS:
-        raise ValueError(f"Unknown BUCC protocol {protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
+        raise UsageError(f"Unknown BUCC protocol {protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
     return PROTOCOLS[protocol]
 
 

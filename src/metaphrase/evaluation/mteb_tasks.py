@@ -46,7 +46,7 @@ from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts
 from metaphrase.evaluation.result import Measurement, Result, mean_of
 from metaphrase.evaluation.sib200 import TopicSet, measured
 from metaphrase.evaluation.sts import STSSet
-from metaphrase.exceptions import DataError, MissingFileError
+from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import checked
 from metaphrase.io.digests import file_sha256, model_hash
 from metaphrase.io.environment import versions
@@ -77,7 +77,7 @@ def mteb_languages(languages: Sequence[str]) -> list[str]:
         code = language.partition("-")[0]
         three = _get_iso1_to_iso3().get(code, code)
         if three not in ISO_TO_LANGUAGE:
-            raise ValueError(f"Unknown language {language!r}. Languages have codes such as sw, swh or swh-Latn.")
+            raise UsageError(f"Unknown language {language!r}. Languages have codes such as sw, swh or swh-Latn.")
         codes += [language] if three == code else [three, *_INDIVIDUAL.get(code, [])]
     return codes
 
@@ -224,7 +224,7 @@ def get_tasks(names: Sequence[str], languages: Sequence[str] | None = None) -> l
         try:
             tasks.append(mteb.get_task(name, languages=mteb_languages(languages) if languages else None))
         except KeyError as error:
-            raise ValueError(f"MTEB has no task {name!r}: {str(error.args[0]).removeprefix('KeyError: ')}") from error
+            raise UsageError(f"MTEB has no task {name!r}: {str(error.args[0]).removeprefix('KeyError: ')}") from error
     return tasks
 
 

@@ -130,8 +130,8 @@ def evaluate_xsimpp(
     variants: dict[str, dict[str, Measurement]] = {name: {} for name in ("without distractors", *kinds)}
     for language, (pool, errors) in found.items():
         digest = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
-        for name, one in variants.items():  # of which a language may have no distractors
-            one[language] = Measurement.of_items(errors.kinds.get(name, errors.without).astype(int), digest)
+        for kind, one in variants.items():  # of which a language may have no distractors
+            one[language] = Measurement.of_items(errors.kinds.get(kind, errors.without).astype(int), digest)
         languages[language] = Measurement.of_items(
             errors.together.astype(int),
             digest,

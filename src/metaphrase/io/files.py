@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,26 @@ def follow_umask(folder: Path) -> None:
 
 
 def append_csv(path: str | Path, row: Mapping[str, Any]) -> Path:
-    """Append a row to a CSV file. A new file starts with a header of the row's keys."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
+    """Append a row to a CSV file, and return its path. A new file starts with a header of the row's keys.
+
+    If the file has another header, the row is appended to ``NAME-2.csv``, and so on.
+    """
+    first = Path(path)
+    first.parent.mkdir(parents=True, exist_ok=True)
+    files = chain([first], (first.with_stem(f"{first.stem}-{number}") for number in count(2)))
+    own = next(file for file in files if _csv_header(file) in (None, list(row)))
+    is_new = _csv_header(own) is None
+    with own.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if is_new:
             writer.writerow(row.keys())
         writer.writerow(row.values())
-    return path
+    return own
+
+
+def _csv_header(path: Path) -> list[str] | None:
+    """The first row of a CSV file; None if there is none."""
+    if not path.exists():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        return next(csv.reader(file), None)

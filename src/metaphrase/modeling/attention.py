@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from metaphrase.exceptions import UsageError
+
 ATTENTION = "metaphrase_observed"
 
 
@@ -75,7 +77,7 @@ def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
     Gradient checkpointing is refused: it would recompute the layers outside of this block, without the masks.
     """
     if encoder.is_activation_checkpointing and encoder.training:
-        raise ValueError(
+        raise UsageError(
             "Gradient checkpointing is not supported for objectives that read attention. Remove --activation_checkpointing; "
             "--micro_batch_size saves more memory and yields the same gradient."
         )

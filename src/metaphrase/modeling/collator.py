@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.exceptions import CorpusError
 from metaphrase.io.arguments import Seed, checked
 from metaphrase.modeling.views import Example, View, fingerprint
 
@@ -58,20 +59,20 @@ class ParallelCollator:
             ValueError: A column is missing, or a sentence is not text.
         """
         if missing := {"source", "target"} - examples[0].keys():
-            raise ValueError(
+            raise CorpusError(
                 f"A bitext requires the columns 'source' and 'target', but {sorted(missing)} is missing "
                 f"(found {sorted(examples[0])}). Rename the columns, or read the corpus with `load_corpus`."
             )
         for example in examples:
             if not (isinstance(example["source"], str) and isinstance(example["target"], str)):
-                raise ValueError(
+                raise CorpusError(
                     f"'source' and 'target' must be text, but a row has {example['source']!r} and {example['target']!r}. "
                     "Remove such rows, for example with `dataset.filter`, or read the corpus with `load_corpus`."
                 )
         for view in self.views:
             if missing := set(view.columns) - examples[0].keys():
                 column = min(missing)
-                raise ValueError(
+                raise CorpusError(
                     f"View {view.name!r} reads the column {column!r}, which is missing (found {sorted(examples[0])}). "
                     f"{REMEDIES.get(column, 'Add it to the corpus.')}"
                 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from metaphrase.encoders.adapters import shared_copy
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import CorpusError, ModelError, UsageError
 
 
 def language_code(language: str) -> int:
@@ -58,12 +58,12 @@ class LanguageEmbedding(nn.Module):
         row = torch.searchsorted(self.codes, code).clamp(max=len(self.codes) - 1)
         if not torch.equal(self.codes[row], code):
             if (code == 0).any():
-                raise ValueError(
+                raise CorpusError(
                     "A language embedding requires the language of every text, but some rows have none. Fill the columns "
                     "'source_lang' and 'target_lang' (on the command line: --languages, or files named like sw-en.tsv)."
                 )
             unknown = {int(c).to_bytes(8).lstrip(b"\0").decode() for c in code[self.codes[row] != code].unique()}
-            raise ValueError(
+            raise UsageError(
                 f"The language embedding covers {', '.join(self.languages)}, but not "
                 f"{', '.join(map(repr, sorted(unknown)))}. Pass `languages` of the whole corpus to AlignmentLoss."
             )
@@ -78,7 +78,7 @@ def check_language_embedding(encoder: PreTrainedModel) -> nn.Embedding:
     """Return the token type embeddings of an encoder, into which a language vector is folded after training."""
     table = getattr(getattr(encoder, "embeddings", None), "token_type_embeddings", None)
     if not isinstance(table, nn.Embedding) or table.embedding_dim != encoder.config.hidden_size:
-        raise ValueError(
+        raise ModelError(
             f"An input language embedding is released as part of the token type embeddings, but {type(encoder).__name__} "
             "has none of its hidden size. Use an encoder of the BERT or XLM-R family, or set language_embedding to false."
         )

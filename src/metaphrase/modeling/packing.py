@@ -270,7 +270,7 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
         if mask_bl is None or mask_bl.dim() != 2 or "visible" in features:
             return (features,), kwargs
         packing = Packing.of(mask_bl)
-        pending.append((features, packing))
+        pending[:] = [(features, packing)]  # replaces that of a forward pass that failed
         return ({**_flatten_features(features, packing, offset), "packing": packing},), kwargs
 
     def pad(

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.words import Link, Words, parse_links, piece_spans
+from metaphrase.exceptions import AlignmentFormatError
 from metaphrase.io.arguments import Length, Share, check_values, hints_of
 from metaphrase.modeling.languages import language_code
 
@@ -310,10 +311,10 @@ def kept_links(
     links = parse_links(example["alignment"] or "")
     scores = [float(score) for score in (example.get("alignment_scores") or "").split()] or [1.0] * len(links)
     if any(i >= len(source_w2) or j >= len(target_w2) for i, j in links) or len(scores) != len(links):
-        raise ValueError(
-            f"The alignment {example['alignment'][:80]!r} does not fit a pair of {len(source_w2)} and {len(target_w2)} "
-            f"words: {example['source'][:80]!r}, {example['target'][:80]!r}. The text or its segmentation may have "
-            "changed after the alignment. Align it again with `metaphrase align --overwrite`."
+        raise AlignmentFormatError(
+            f"The alignment {(example['alignment'] or '')[:80]!r} does not fit a pair of {len(source_w2)} and "
+            f"{len(target_w2)} words: {example['source'][:80]!r}, {example['target'][:80]!r}. The text or its "
+            "segmentation may have changed after the alignment. Align it again with `metaphrase align --overwrite`."
         )
     distinct: dict[Link, float] = {}
     for link, score in zip(links, scores, strict=True):

@@ -47,9 +47,9 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
 
     def __setitem__(self, name: str, cls: type[Objective]) -> None:
         """Add an objective, or replace one."""
+        check_class(cls, getattr(cls, "__name__", repr(cls)))
         if cls.name != name:
             raise ValueError(f"{cls.__name__} has the name {cls.name!r}. Set its `name` to {name!r}, or use that key.")
-        check_class(cls, cls.__name__)
         self._classes[name] = cls
 
     def __delitem__(self, name: str) -> None:

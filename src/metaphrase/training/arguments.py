@@ -73,6 +73,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         use_liger_kernel: Compute the vocabulary loss with Liger's kernel, on CUDA (extra ``liger``).
         logging_nan_inf_filter: Off by default, because steps with a NaN or infinite loss are skipped and counted.
         dataloader_pin_memory: On by default if there is a CUDA device.
+        ddp_timeout: A day by default: the other processes wait while the first one measures, merges and releases.
         dataloader_timeout: Number of seconds to wait for a batch from worker processes; 0 waits forever.
     """
 
@@ -114,6 +115,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
     dataloader_pin_memory: bool = field(
         default_factory=torch.cuda.is_available, metadata={"help": "Pin memory in data loaders."}
+    )
+    ddp_timeout: Count = option(
+        86_400, "Seconds that a process waits for the others, which may measure and release meanwhile."
     )
     dataloader_timeout: Annotated[float, Range(0, 1_000_000)] = option(
         600.0, "Seconds after which a data loader worker that returns no batch is considered hung; 0 waits forever."

@@ -22,7 +22,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites.benchmarks import Settings
 from metaphrase.evaluation.suites.encoders import parallel_folders
 from metaphrase.exceptions import UsageError
-from metaphrase.io.digests import model_hash
+from metaphrase.io.digests import encoder_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
 from metaphrase.io.work_folders import read_part, write_part
@@ -184,7 +184,7 @@ def measure_baseline(
         return Baseline()
     path = output / BASELINE
     prompts = list(dict.fromkeys(["", resolve_prompt(model, "auto")]))
-    subject = {"model": model_hash(model), "versions": versions()}
+    subject = {"model": encoder_digest(model), "versions": versions()}
     known = read_baseline(path, subject)
 
     def best(kind: str, test: str, sets: Mapping[str, ParallelSet], prompts: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers.utils import cached_file
 from metaphrase.checkpoints.folders import HEADS
 from metaphrase.encoders.checks import load_complete
 from metaphrase.encoders.folders import CONFIG, WEIGHTS, open_heads
-from metaphrase.exceptions import CheckpointError, ModelError
+from metaphrase.exceptions import CheckpointError, ModelError, RecipeError, UsageError
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, check_language_embedding
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
@@ -119,7 +119,7 @@ class AlignmentHeads(PreTrainedModel):
             ValueError: A language embedding is requested, but no language is known or the encoder does not support it.
         """
         if language_embedding and not sources.languages:
-            raise ValueError(
+            raise UsageError(
                 "An input language embedding requires the languages of the corpus, but none are known. Pass `languages` to "
                 "AlignmentLoss, or set language_embedding to false."
             )
@@ -183,7 +183,7 @@ def _reference(objective: Objective) -> dict[str, str]:
 def _objective_class(name: str, reference: str) -> type[Objective]:
     try:
         return OBJECTIVES[reference]
-    except KeyError as error:
+    except (KeyError, RecipeError) as error:
         raise ModelError(
             f"The heads belong to an unknown objective {name!r}. Install the package that provides it, or register its class "
             f"first: metaphrase.OBJECTIVES[{name!r}] = Class."

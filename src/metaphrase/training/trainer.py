@@ -302,7 +302,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         """The gradient norm, heads included. All processes agree here whether to skip this step and to stop after it."""
         parameters, scaler = [*model.parameters(), *self.head_parameters()], self.accelerator.scaler
         if grad_norm is None:
-            grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            grad_norm = self.accelerator.clip_grad_norm_(parameters, float("inf"))  # unscaled, but not clipped
         skip = not self._steps.is_finite(grad_norm, scaler)
         if self.args.world_size > 1:
             nonfinite, self._shutdown.agreed = highest([int(skip), self._shutdown.received], self.args.device)

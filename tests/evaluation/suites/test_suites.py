@@ -37,6 +37,7 @@ from metaphrase.evaluation.suites import (
 from metaphrase.evaluation.suites.baselines import compare_scores, differences, stronger
 from metaphrase.evaluation.suites.encoders import parallel_folders
 from metaphrase.evaluation.suites.running import (
+    EvaluateOptions,
     cache_path,
     describe_protocol,
     encoding_speed,
@@ -848,6 +849,30 @@ def test_changed_data_and_models_are_measured_again(counted, subject):
     vars(other)["digest"] = subject.digest[::-1]
     run_benchmark(part, other)
     assert len(calls) == 3
+
+
+def test_a_copy_of_an_encoder_has_its_own_name(counted, subject):
+    calls, part = counted
+    run_benchmark(part, subject)
+    found = run_benchmark(part, replace(subject, name="copy"))
+    assert len(calls) == 1
+    assert {found["model"], *(score["model"] for score in found["scores"].values())} == {"copy"}
+
+
+def test_distractors_do_not_name_the_model(data, subject):
+    (part, *_), _ = find_benchmarks(data, ["xsim++"], SETTINGS)
+    (score, *_) = run_benchmark(part, subject)["scores"].values()
+    assert score["model"] == subject.name
+
+
+@pytest.mark.parametrize("suite", ["mteb", "nli", "qa", "sib200"])
+def test_suites_that_compute_in_bfloat16_take_the_option(suite):
+    assert EvaluateOptions(model="m", data="d", suite=suite, bf16=True).check() == []
+
+
+def test_tasks_of_mteb_in_bfloat16_are_cached_apart(data, subject):
+    for part in find_benchmarks(data, ["mteb"], SETTINGS)[0]:
+        assert cache_path(part, subject) != cache_path(part, replace(subject, settings=replace(SETTINGS, bf16=True)))
 
 
 def test_unavailable_benchmarks_are_not_cached(counted, subject):

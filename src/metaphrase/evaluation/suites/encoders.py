@@ -50,7 +50,7 @@ _TEST_SETS = ("tatoeba", "udhr")
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
 _ANSWER_WORK: dict[answer_retrieval.AnswerText, float] = {"sentence": 0.5, "paragraph": 2.5}
 #: Settings that the tasks of MTEB without parallel test sets depend on.
-_MTEB_READS = ("prompt", "languages")
+_MTEB_READS = ("prompt", "bf16", "languages")
 _STRIPPED = ", quotation marks stripped"
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
 
@@ -536,7 +536,7 @@ def _measure_mteb(name: str, make: Callable[[Any, Subject], Any] | None, subject
         chosen = [make(tasks, subject)] if make else tasks.get_tasks([name], subject.settings.languages)
     except MissingFileError as error:  # MTEB has none of the languages
         raise DataUnavailable(str(error).removesuffix(".")) from error
-    folder = subject.output / "mteb"
+    folder = subject.output / ("mteb-bf16" if subject.settings.bf16 else "mteb")  # MTEB's cache ignores the precision
     try:
         found = tasks.evaluate_mteb(subject.model, chosen, folder, name=subject.name, **subject.encoding())
     except OSError as error:

@@ -158,8 +158,11 @@ class EvaluateOptions(Settings):
         for name, applies in _APPLIES.items():
             if getattr(self, name) == defaults[name]:
                 continue
-            if name in ("prompt", "bf16", "pooling", "layer", "max_length"):
-                applies = applies - (_FINE_TUNED - set(PROBED_BY[self.transfer]))
+            fine_tuned = _FINE_TUNED - set(PROBED_BY[self.transfer])
+            if name == "bf16":
+                applies = applies | fine_tuned
+            elif name in ("prompt", "pooling", "layer", "max_length"):
+                applies = applies - fine_tuned
             if not applies & set(self.suites):
                 raise UsageError(
                     f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {self.suite}."
@@ -454,8 +457,9 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     """
     with unchanged([PinnedFile.of(file) for file in benchmark.files]):
         path = cache_path(benchmark, subject)
-        if (kept := read_part(path)) is not None:
-            return kept
+        if (kept := read_part(path)) is not None:  # perhaps of a copy of the encoder
+            scores = {name: {**score, "model": subject.name} for name, score in kept["scores"].items()}
+            return {**kept, "model": subject.name, "scores": scores}
         content = _measured(benchmark, subject)
     return write_part(path, content)
 

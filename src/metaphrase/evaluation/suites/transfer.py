@@ -142,7 +142,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 task.work * text_size(used),
                 partial(_measure, name, scale, folder, wanted, used),
                 {"small scale": scale},
-                reads=("languages", "transfer"),
+                reads=("languages",),
             )
 
 
