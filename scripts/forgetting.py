@@ -38,7 +38,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, product, repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -106,6 +106,13 @@ DIRECTIONS = (0, 10, 20, 30, 40, 60)
 #: The recipe `metaphrase`, and α and number of directions of its release. It is also trained from an encoder without these
 #: directions.
 DEFAULT, DEFAULT_RELEASE = "tau=0.01, own side, anchor, weight 10", {"alpha": 0.7, "directions": 20}
+#: Other training settings that the default is trained with, by their part of a recipe's name.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "batches of one language": {"batches": "language"},
+    "batches of 512": {"effective_batch_size": 512, "micro_batch_size": 64},
+    "batches of 1,024": {"effective_batch_size": 1024, "micro_batch_size": 64},
+    "word embeddings trained": {"freeze_word_embeddings": False},
+}
 #: Of these encoders, without removed directions, transfer is measured.
 TRANSFER_ALPHAS = (0.5, 1.0)
 #: Suites of transfer and their results, by folder of their data.
@@ -126,7 +133,11 @@ LANGUAGES_OF_A_QUESTION = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe of the grid with a seed, and what it is trained on. ``removed`` directions are removed before training."""
+    """A recipe of the grid with a seed, and what it is trained on.
+
+    ``removed`` directions are removed before training. ``training`` are the fields of `RunConfig` that differ from those of
+    other cells.
+    """
 
     name: str
     terms: list[dict[str, Any]]
@@ -135,6 +146,7 @@ class Cell:
     batch_size: int
     corpus: Path
     removed: int = 0
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -147,6 +159,7 @@ class Cell:
             self.batch_size,
             files,
             *([self.removed] if self.removed else []),
+            *([self.training] if self.training else []),
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -160,6 +173,8 @@ def grid(seeds: Iterable[int], **setting: Any) -> Iterator[Cell]:
         if cell.name == DEFAULT:
             removed = int(DEFAULT_RELEASE["directions"])
             yield replace(cell, name=f"{cell.name}, after removing {removed} directions", removed=removed)
+            for words, training in SETTINGS.items():
+                yield replace(cell, name=f"{cell.name}, {words}", training=training)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -182,6 +197,7 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     settings |= {"per_device_train_batch_size": cell.batch_size}
     if cell.corpus != DEMO:
         settings |= {"corpus": [str(cell.corpus)], "languages": []}
+    settings |= cell.training
     inputs = Inputs(encoder=start_of(cell))
     encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links", inputs)
     tensors = {name: one.detach().half().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
@@ -432,6 +448,8 @@ def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | No
             after = data.embed(model)
             about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
             own = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
+            if cell.training:
+                own = [{"training": cell.training} | row for row in own]
             if cell.removed:  # the guard would compare with the original without these directions
                 own = [{"removed": cell.removed} | {key: row[key] for key in row if key != GUARD} for row in own]
             if transfer and alpha in TRANSFER_ALPHAS:
@@ -475,10 +493,10 @@ def gain(row: Mapping[str, Any]) -> float:
 def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The encoder of each recipe that gains most among those that lose nothing, the largest gain first.
 
-    Encoders from which directions were removed before training do not take part.
+    Encoders from which directions were removed before training, and those with other training settings, do not take part.
     """
     start, *others = means(rows)
-    trained_ones = [row for row in others if row["recipe"] != "starter" and not row.get("removed")]
+    trained_ones = [row for row in others if row["recipe"] != "starter" and not row.keys() & {"removed", "training"}]
     kept = sorted((row for row in trained_ones if guarded(row, start)), key=gain)
     return sorted({row["recipe"]: row for row in kept}.values(), key=gain, reverse=True)
 

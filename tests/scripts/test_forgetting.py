@@ -80,9 +80,11 @@ SETTING = {"steps": 100, "batch_size": 64}
 def test_the_grid_varies_temperature_ranking_and_term(script):
     cells = list(script.grid([1, 2], **SETTING, corpus=script.DEMO))
     assert len({cell.name for cell in cells}) * 2 == len(cells)
-    assert len({json.dumps([cell.terms, cell.seed, cell.removed]) for cell in cells}) == len(cells)
+    assert len({json.dumps([cell.terms, cell.seed, cell.removed, cell.training]) for cell in cells}) == len(cells)
     assert len({cell.digest for cell in cells}) == len(cells)
     assert [cell.seed for cell in cells if cell.removed] == [1, 2]
+    names = {cell.name for cell in cells if cell.training == {"batches": "language"}}
+    assert names == {f"{script.DEFAULT}, batches of one language"}
     (own,) = [cell for cell in cells if (cell.name, cell.seed) == ("tau=0.02, own side, anchor, weight 10", 2)]
     assert own.terms[0]["args"] | own.terms[1] == {
         "temperature": 0.02,
