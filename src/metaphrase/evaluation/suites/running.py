@@ -457,7 +457,10 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     """
     with unchanged([PinnedFile.of(file) for file in benchmark.files]):
         path = cache_path(benchmark, subject)
-        if (kept := read_part(path)) is not None:  # perhaps of a copy of the encoder
+        if (kept := read_part(path)) is not None:
+            if kept["model"] == subject.name:
+                return kept
+            # It was measured with a copy of this encoder.
             scores = {name: {**score, "model": subject.name} for name, score in kept["scores"].items()}
             return {**kept, "model": subject.name, "scores": scores}
         content = _measured(benchmark, subject)
