@@ -63,7 +63,7 @@ from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.debiasing import debias, parallel_texts
 from metaphrase.training.configuration import RunConfig
-from metaphrase.training.corpora import read_bitext
+from metaphrase.training.corpora import read_bitext, with_columns
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import ALPHAS, encoded_texts, release_guards
 from metaphrase.training.planning import step_seconds
@@ -438,7 +438,8 @@ class Evidence:
         others = kept_times(path, facts, {cell.name for cell in self.cells})
         linked = max(self.cells, key=lambda cell: "alignment" in cell.recipe.columns)
         config = self.run_config(linked, self.work / "training" / "timed")
-        corpus = read_bitext(config, self.start, config.training_arguments())
+        arguments = config.training_arguments()
+        corpus = with_columns(read_bitext(config, self.start, arguments), linked.recipe, config, arguments)
         recipes = {cell.name: replace(cell.recipe, max_length=LENGTH) for cell in self.cells}
         seconds = dict.fromkeys(recipes, float("inf"))
         size, dtype = self.options.batch_size, torch.bfloat16 if self.options.bf16 else torch.float32

@@ -173,6 +173,7 @@ def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkey
     timed = []
 
     def step_seconds(model, recipe, corpus, size, *, freeze, seed, dtype):
+        assert recipe.columns <= set(corpus.dataset.column_names) | {"monolingual"}
         timed.append((recipe.name, recipe.max_length, size, dtype))
         return 1.0
 
@@ -180,6 +181,9 @@ def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkey
     monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: True)
     script.Evidence(script.parsed([*argv, "--only", "ppa", "--seeds", "0", "--bf16"])).time_steps()
     assert timed == [("ppa", script.LENGTH, 8, torch.bfloat16)] * script.ROUNDS
+    del timed[:]
+    script.Evidence(script.parsed([*argv, "--only", "tr", "tr+wtr", "--seeds", "0"])).time_steps()
+    assert [name for name, *_ in timed] == ["tr", "tr+wtr"] * script.ROUNDS
 
 
 def test_every_recipe_is_valid_and_every_claim_names_two(script, tmp_path):
