@@ -49,6 +49,7 @@ import numpy as np
 import torch
 import yaml
 from ablations import trained
+from derived_bitexts import NEGATIVES, mined, with_added, with_hard_negatives
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -106,13 +107,18 @@ DIRECTIONS = (0, 10, 20, 30, 40, 60)
 #: The recipe `metaphrase`, and α and number of directions of its release. It is also trained from an encoder without these
 #: directions.
 DEFAULT, DEFAULT_RELEASE = "tau=0.01, own side, anchor, weight 10", {"alpha": 0.7, "directions": 20}
-#: Other training settings that the default is trained with, by their part of a recipe's name.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "batches of one language": {"batches": "language"},
-    "batches of 512": {"effective_batch_size": 512, "micro_batch_size": 64},
-    "batches of 1,024": {"effective_batch_size": 1024, "micro_batch_size": 64},
-    "word embeddings trained": {"freeze_word_embeddings": False},
+#: Variations of the default, by their part of a recipe's name: the fields of `Cell` that differ.
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "batches of one language": {"training": {"batches": "language"}},
+    "batches of 512": {"training": {"effective_batch_size": 512, "micro_batch_size": 64}},
+    "batches of 1,024": {"training": {"effective_batch_size": 1024, "micro_batch_size": 64}},
+    "word embeddings trained": {"training": {"freeze_word_embeddings": False}},
+    "hard negatives": {"bitext": "hard negatives"},
+    "mined pairs": {"bitext": "mined"},
+    "one vector per language": {"by_language": True},
 }
+#: The weights of each vector, if the vectors of several languages are added.
+ADDED_ALPHAS = (0.1, 0.2, 0.3, 0.5)
 #: Of these encoders, without removed directions, transfer is measured.
 TRANSFER_ALPHAS = (0.5, 1.0)
 #: Suites of transfer and their results, by folder of their data.
@@ -136,7 +142,9 @@ class Cell:
     """A recipe of the grid with a seed, and what it is trained on.
 
     ``removed`` directions are removed before training. ``training`` are the fields of `RunConfig` that differ from those of
-    other cells.
+    other cells. ``bitext`` names how the bitext is changed: ``hard negatives`` or ``mined``. ``added`` is a folder with pairs
+    that are added to it. With ``by_language``, the encoder is trained once for each language of the bitext, and the changes
+    are added.
     """
 
     name: str
@@ -147,25 +155,35 @@ class Cell:
     corpus: Path
     removed: int = 0
     training: Mapping[str, Any] = field(default_factory=dict)
+    bitext: str = ""
+    added: Path | None = None
+    by_language: bool = False
+
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        """The weights that the change of the encoder is merged with."""
+        return ADDED_ALPHAS if self.by_language else ALPHAS
+
+    @property
+    def varied(self) -> bool:
+        """Whether the recipe is trained in another way than the others."""
+        return bool(self.training or self.bitext or self.added or self.by_language)
 
     @property
     def digest(self) -> str:
         """Digest of the settings that determine the trained weights."""
-        files = files_sha256(path for file in find_files(str(self.corpus)) for path in file.paths)
-        content = [
-            self.terms,
-            self.seed,
-            self.steps,
-            self.batch_size,
-            files,
-            *([self.removed] if self.removed else []),
-            *([self.training] if self.training else []),
-        ]
+        folders = [str(folder) for folder in (self.corpus, self.added) if folder]
+        files = files_sha256(path for folder in folders for file in find_files(folder) for path in file.paths)
+        content = [self.terms, self.seed, self.steps, self.batch_size, files]
+        content += [one for one in (self.removed, self.training, self.bitext, self.by_language) if one]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
-def grid(seeds: Iterable[int], **setting: Any) -> Iterator[Cell]:
-    """The cells of the grid, seed by seed."""
+def grid(seeds: Iterable[int], added: Path | None = None, **setting: Any) -> Iterator[Cell]:
+    """The cells of the grid, seed by seed; with the pairs of the folder ``added``, if there is one."""
+    variations = dict(VARIATIONS)
+    if added:
+        variations[f"pairs of {added.name} added"] = {"added": added}
     for seed, tau, (ranked, ranking), (name, terms) in product(seeds, TEMPERATURES, RANKINGS.items(), TERMS.items()):
         args = {"temperature": tau, "direction": "symmetric", "mask_duplicates": True, **ranking}
         cell = Cell(f"tau={tau}, {ranked}{name}", [{"objective": "tr", "args": args}, *terms], seed, **setting)
@@ -173,8 +191,8 @@ def grid(seeds: Iterable[int], **setting: Any) -> Iterator[Cell]:
         if cell.name == DEFAULT:
             removed = int(DEFAULT_RELEASE["directions"])
             yield replace(cell, name=f"{cell.name}, after removing {removed} directions", removed=removed)
-            for words, training in SETTINGS.items():
-                yield replace(cell, name=f"{cell.name}, {words}", training=training)
+            for words, fields in variations.items():
+                yield replace(cell, name=f"{cell.name}, {words}", **fields)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -186,27 +204,59 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     if path.is_file():
         return path
     work = output / f"work-{cell.digest}"
-    work.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    if cell.by_language:
+        languages = load_parallel_folder(cell.corpus, split="train")
+        runs = [train(cell, work / language, output, languages=[language]) for language in languages]
+        start = {name: one.detach().cpu() for name, one in start_of(cell).named_parameters()}
+        tensors = {name: (start[name] + sum(run[name] - start[name] for run, _ in runs)).half() for name in runs[0][0]}
+        facts = runs[0][1] | {"steps": sum(one["steps"] for _, one in runs)}
+        facts |= {"training_seconds": sum(one["training_seconds"] for _, one in runs)}
+    else:
+        trained_ones, facts = train(cell, work, output)
+        tensors = {name: one.half() for name, one in trained_ones.items()}
+    path.parent.mkdir(exist_ok=True)
+    save_file(tensors, work / path.name, metadata={"facts": json.dumps(facts)})
+    (work / path.name).replace(path)
+    shutil.rmtree(work)
+    return path
+
+
+def train(cell: Cell, work: Path, output: Path, **fields: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Train the encoder of a cell; return its trained parameters, and facts about the run."""
+    work.mkdir(exist_ok=True)
     recipe = work / "recipe.yaml"
     training = {"learning_rate": 5e-5, "warmup_steps": 0.1, "batch_sampler": "no_duplicates"}
-    content = {"name": cell.name, "terms": cell.terms, "max_length": 32, "pooling": "cls", "training": training}
+    terms = deepcopy(cell.terms)
+    if cell.bitext == "hard negatives":
+        terms[0]["args"]["negatives"] = NEGATIVES
+    content = {"name": cell.name, "terms": terms, "max_length": 32, "pooling": "cls", "training": training}
     recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
+    corpus = bitext_of(cell, work)
     settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias", "bf16")}
     settings |= {"recipe": str(recipe), "test": [], "output_dir": str(work / "run")}
     settings |= {"max_steps": cell.steps, "seed": cell.seed, "disable_tqdm": True, "report_to": "none"}
     settings |= {"per_device_train_batch_size": cell.batch_size}
-    if cell.corpus != DEMO:
-        settings |= {"corpus": [str(cell.corpus)], "languages": []}
-    settings |= cell.training
+    if corpus != DEMO:
+        settings |= {"corpus": [str(corpus)], "languages": []}
+    settings |= {**cell.training, **fields}
     inputs = Inputs(encoder=start_of(cell))
     encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links", inputs)
-    tensors = {name: one.detach().half().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
-    path.parent.mkdir(exist_ok=True)
-    kept = {name: facts[name] for name in ("steps", "batch_size", "training_seconds", "hardware", "versions")}
-    save_file(tensors, work / path.name, metadata={"facts": json.dumps(kept)})
-    (work / path.name).replace(path)
-    shutil.rmtree(work)
-    return path
+    tensors = {name: one.detach().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
+    kept = ("steps", "batch_size", "training_seconds", "hardware", "versions")
+    return tensors, {name: facts[name] for name in kept}
+
+
+def bitext_of(cell: Cell, work: Path) -> Path:
+    """The bitext that a cell is trained on, which is written to ``work`` if it is not the corpus itself."""
+    if not (cell.bitext or cell.added):
+        return cell.corpus
+    folder = work / "bitext"
+    folder.mkdir()
+    if cell.added:
+        return with_added(cell.corpus, folder, cell.added)
+    return {"hard negatives": with_hard_negatives, "mined": mined}[cell.bitext](cell.corpus, folder)
 
 
 def start_of(cell: Cell) -> SentenceTransformer:
@@ -443,13 +493,13 @@ def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | No
         rows[0] |= transfer_scores(original, transfer) if transfer else {}
     else:
         weights, start = trained_weights(cell, output), start_of(cell)
-        for alpha in ALPHAS:
+        for alpha in cell.alphas:
             model = interpolated(start, load_file(weights), alpha)
             after = data.embed(model)
             about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
             own = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
-            if cell.training:
-                own = [{"training": cell.training} | row for row in own]
+            if cell.varied:
+                own = [{"varied": True} | row for row in own]
             if cell.removed:  # the guard would compare with the original without these directions
                 own = [{"removed": cell.removed} | {key: row[key] for key in row if key != GUARD} for row in own]
             if transfer and alpha in TRANSFER_ALPHAS:
@@ -493,10 +543,10 @@ def gain(row: Mapping[str, Any]) -> float:
 def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The encoder of each recipe that gains most among those that lose nothing, the largest gain first.
 
-    Encoders from which directions were removed before training, and those with other training settings, do not take part.
+    Encoders from which directions were removed before training, and variations of the default, do not take part.
     """
     start, *others = means(rows)
-    trained_ones = [row for row in others if row["recipe"] != "starter" and not row.keys() & {"removed", "training"}]
+    trained_ones = [row for row in others if row["recipe"] != "starter" and not row.keys() & {"removed", "varied"}]
     kept = sorted((row for row in trained_ones if guarded(row, start)), key=gain)
     return sorted({row["recipe"]: row for row in kept}.values(), key=gain, reverse=True)
 
@@ -691,6 +741,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
     parser.add_argument("--only", nargs="+", default=[""], help="Names of recipes, or parts of names (default: all).")
     parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: the demo's).")
+    parser.add_argument(
+        "--add", type=Path, help="Folder of pairs, such as dictionaries: adds a recipe with these pairs."
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--workers", type=int, default=1, help="Recipes that are trained and measured at a time.")
@@ -710,11 +763,12 @@ def run(options: argparse.Namespace) -> None:
         ValueError: No recipe is chosen, data are missing, or the stored results cover more.
     """
     setting = {"steps": options.steps, "batch_size": options.batch_size}
-    whole = list(grid(options.seeds, corpus=options.corpus, **setting))
-    cells, order = chosen(whole, options.only), ["starter", *(cell.name for cell in whole)]
+    whole = list(grid(options.seeds, options.add, corpus=options.corpus, **setting))
+    cells, order = chosen(whole, options.only), ["starter", *dict.fromkeys(cell.name for cell in whole)]
     corpus = DEMO_WORDS if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
     content: dict[str, Any] = {"corpus": corpus, **setting, "seeds": options.seeds}
     rows = stored_rows(KEPT, content) if options.keep else []
+    order += dict.fromkeys(row["recipe"] for row in rows if row["recipe"] not in order)
     prepare_process()
     data = DevData(options.stsb, options.mlqa)
     check_settings(options.output, work_settings(options.stsb, options.mlqa))

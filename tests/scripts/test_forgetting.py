@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from metaphrase.encoders.loading import load_encoder
@@ -80,7 +82,6 @@ SETTING = {"steps": 100, "batch_size": 64}
 def test_the_grid_varies_temperature_ranking_and_term(script):
     cells = list(script.grid([1, 2], **SETTING, corpus=script.DEMO))
     assert len({cell.name for cell in cells}) * 2 == len(cells)
-    assert len({json.dumps([cell.terms, cell.seed, cell.removed, cell.training]) for cell in cells}) == len(cells)
     assert len({cell.digest for cell in cells}) == len(cells)
     assert [cell.seed for cell in cells if cell.removed] == [1, 2]
     names = {cell.name for cell in cells if cell.training == {"batches": "language"}}
@@ -177,6 +178,94 @@ def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):
     save_file({"x": torch.zeros(1)}, path)
     monkeypatch.setattr(script, "trained", lambda *args: pytest.fail("it was trained again"))
     assert script.trained_weights(cell, tmp_path) == path
+
+
+def bitext(folder, pairs, split=".train"):
+    """Write pairs of Swahili sentences and their translations."""
+    folder.mkdir(exist_ok=True)
+    lines = ["source\ttarget", *(f"{source}\t{target}" for source, target in pairs)]
+    with gzip.open(folder / f"sw-en{split}.tsv.gz", "wt", encoding="utf-8") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def test_added_pairs_are_a_sample_of_at_most_as_many(script, tmp_path):
+    corpus = bitext(tmp_path / "corpus", [("Mvua", "Rain"), ("Jua", "Sun")])
+    words = [(f"neno {n}", f"word {n}") for n in range(9)]
+    added = bitext(tmp_path / "words", words, split="")
+    (cell,) = [cell for cell in script.grid([1], added, **SETTING, corpus=corpus) if cell.added]
+    assert cell.name == f"{script.DEFAULT}, pairs of words added"
+    work = tmp_path / "work"
+    work.mkdir()
+    (one,) = script.load_parallel_folder(script.bitext_of(cell, work), split="train").values()
+    pairs = list(zip(one.sources, one.targets, strict=True))
+    assert pairs[:2] == [("Mvua", "Rain"), ("Jua", "Sun")]
+    assert len(pairs) == 4
+    assert set(pairs[2:]) < set(words)
+    assert cell.digest != replace(cell, added=None).digest
+
+
+def test_pairs_are_mined_among_the_english_sentences_of_all_languages(script, tmp_path, monkeypatch):
+    corpus = bitext(tmp_path / "corpus", [("Mvua", "Rain"), ("Jua", "Sun")])
+    (corpus / "et-en.train.tsv").write_text("source\ttarget\nVihm\tRain\nLumi\tSnow\n")
+    read = {}
+
+    def mine(options):
+        read[options.output.rpartition("/")[2]] = [
+            sorted(Path(path).read_text().splitlines()) for path in (options.source, options.target)
+        ]
+
+    monkeypatch.setattr("derived_bitexts.mine_files", mine)
+    script.mined(corpus, tmp_path)
+    english = ["Rain", "Snow", "Sun"]
+    assert read == {
+        "et-en.train.tsv.gz": [["Lumi", "Vihm"], english],
+        "sw-en.train.tsv.gz": [["Jua", "Mvua"], english],
+    }
+
+
+def test_vectors_of_languages_are_added(script, tiny_encoder, tmp_path, monkeypatch):
+    """Each language moves a weight by its own amount from the start."""
+    monkeypatch.setattr(script, "load_encoder", lambda name: tiny_encoder)
+    start = {name: one.detach() for name, one in tiny_encoder.named_parameters()}
+    name = next(iter(start))
+    moved = {"sw": 1.0, "et": 0.25}
+
+    def train(cell, work, output, languages):
+        (language,) = languages
+        return {name: start[name] + moved[language]}, {"steps": 100, "training_seconds": 2.0}
+
+    monkeypatch.setattr(script, "train", train)
+    monkeypatch.setattr(script, "load_parallel_folder", lambda path, split: moved)
+    (cell,) = [cell for cell in script.grid([1], **SETTING, corpus=script.DEMO) if cell.by_language]
+    path = script.trained_weights(cell, tmp_path)
+    torch.testing.assert_close(script.load_file(path)[name].float(), start[name] + 1.25, atol=1e-2, rtol=1e-2)
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["facts"]) == {"steps": 200, "training_seconds": 4.0}
+    assert cell.alphas == script.ADDED_ALPHAS
+
+
+def test_only_hard_negatives_are_ranked_as_negatives(script, tmp_path, monkeypatch):
+    recipes = {}
+
+    def trained(config, *rest):
+        recipes[Path(config.recipe).parent.name] = yaml.safe_load(Path(config.recipe).read_text())["terms"][0]["args"]
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(script, "trained", trained)
+    monkeypatch.setattr(script, "start_of", lambda cell: None)
+    monkeypatch.setattr(script, "bitext_of", lambda cell, work: script.DEMO)
+    default, hard = (
+        next(
+            cell for cell in script.grid([1], **SETTING, corpus=script.DEMO) if cell.name == f"{script.DEFAULT}{more}"
+        )
+        for more in ("", ", hard negatives")
+    )
+    for name, cell in {"default": default, "hard": hard}.items():
+        with pytest.raises(UsageError, match="far enough"):
+            script.train(cell, tmp_path / name, tmp_path)
+    assert "negatives" not in recipes["default"]
+    assert recipes["hard"] == recipes["default"] | {"negatives": 3}
 
 
 def test_other_corpora_and_sizes_are_other_cells(script, tmp_path):
