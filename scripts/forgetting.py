@@ -360,39 +360,40 @@ class DevData:
         self.languages["en"] = list(next(iter(declaration.values())).targets[:PARAGRAPHS])
         self.guard = {language: list(dict.fromkeys(texts)) for language, texts in structure_texts().items()}
 
-    def embed(self, model: SentenceTransformer) -> dict[str, list[NDArray[Any]]]:
-        """Embeddings of all texts by data set, in the order of its sides; each text is encoded once."""
-        sides: dict[str, list[Sequence[str]]] = {
+    def sides(self) -> dict[str, list[Sequence[str]]]:
+        """The texts to encode by data set, for each of its sides."""
+        return {
             "pairs": [side for one in self.pairs for side in (one.sources, one.targets)],
             "sts": [side for first, second, _ in self.sts for side in (first, second)],
             "answers": [[one[0] for one in self.answers.questions], [text for _, text in self.answers.candidates]],
             "languages": list(self.languages.values()),
             "guard": list(self.guard.values()),
         }
+
+    def embed(self, model: SentenceTransformer) -> dict[str, list[NDArray[Any]]]:
+        """Embeddings of all texts by data set, in the order of its sides; each text is encoded once."""
+        sides = self.sides()
         rows = iter(embed_sides(model, (side for group in sides.values() for side in group), batch_size=128))
         embedded = {name: [unit_rows(next(rows)) for _ in group] for name, group in sides.items()}
         return embedded | {TOKENS: [token_states(model, texts) for texts in self.guard.values()]}
 
+    def removal(
+        self, embedded: Mapping[str, Any], directions: int
+    ) -> Callable[[Sequence[NDArray[Any]]], list[NDArray[Any]]]:
+        """What projects an encoder's directions of language identity out of embeddings."""
+        if not directions:
+            return list
+        means = {
+            language: torch.from_numpy(x) for language, x in zip(self.languages, embedded["languages"], strict=True)
+        }
+        removed_kh = language_directions(means, directions)[0].numpy()
+        return lambda group: [unit_rows(x_nh - (x_nh @ removed_kh.T) @ removed_kh) for x_nh in group]
+
     def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
         """Gain and cost of an encoder, in percent."""
-        # The guard compares with the original without the same directions.
-        changed, start_guard = embedded, original["guard"]
-        if directions:
-            means = {
-                language: torch.from_numpy(x)
-                for language, x in zip(self.languages, embedded["languages"], strict=True)
-            }
-            removed_kh = language_directions(means, directions)[0].numpy()
-
-            def without(group: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-                return [unit_rows(x_nh - (x_nh @ removed_kh.T) @ removed_kh) for x_nh in group]
-
-            changed = {name: without(group) for name, group in embedded.items()}
-            start_guard = without(start_guard)
-        pairs, sts = (list(zip(one[::2], one[1::2], strict=True)) for one in (changed["pairs"], changed["sts"]))
-        accuracies = [
-            np.mean((a @ b.T).argmax(axis=1) == np.arange(len(a))) for x, y in pairs for a, b in ((x, y), (y, x))
-        ]
+        without = self.removal(embedded, directions)
+        changed = {name: without(group) for name, group in embedded.items()}
+        sts = list(zip(changed["sts"][::2], changed["sts"][1::2], strict=True))
         correlations = [spearman(one[2], (a * b).sum(axis=1)) for one, (a, b) in zip(self.sts, sts, strict=True)]
         upper = np.triu_indices(ITEMS, 1)
         structure = [
@@ -400,14 +401,25 @@ class DevData:
             for old, new in zip(original["sts"][::2], changed["sts"][::2], strict=True)
         ]
         return {
-            "translations": 100 * float(np.mean(accuracies)),
+            "translations": accuracy(changed["pairs"]),
             **self.answers.measures(*changed["answers"]),
             "similarity": float(np.mean(correlations)),
             "structure": float(np.mean(structure)),
-            GUARD: kept_structure(start_guard, changed["guard"]),
+            # Compared with the original without the same directions.
+            GUARD: kept_structure(without(original["guard"]), changed["guard"]),
             # Directions are removed from sentences, not from tokens.
             **({} if directions else {TOKENS: kept_structure(original[TOKENS], embedded[TOKENS])}),
         }
+
+
+def accuracy(sides: Sequence[NDArray[Any]]) -> float:
+    """Accuracy of retrieval in both directions, in percent: mean over pairs of sides, whose rows are translations."""
+    hits = [
+        np.mean((a_nh @ b_nh.T).argmax(axis=1) == np.arange(len(a_nh)))
+        for x_nh, y_nh in zip(sides[::2], sides[1::2], strict=True)
+        for a_nh, b_nh in ((x_nh, y_nh), (y_nh, x_nh))
+    ]
+    return 100 * float(np.mean(hits))
 
 
 def token_states(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[Any]:

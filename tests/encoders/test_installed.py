@@ -111,6 +111,53 @@ def package(starter_folder, tuned, tmp_path_factory) -> Path:
     return folder
 
 
+def second_run(tuned: Path, starter_folder: Path, folder: Path) -> Path:
+    """Another run of the starter, which moves a weight."""
+    shutil.copytree(tuned, folder, ignore=shutil.ignore_patterns("*.safetensors", "2_Dense"))
+    model = load_encoder(starter_folder, device="cpu")
+    with torch.no_grad():
+        next(model[0].auto_model.encoder.parameters()).add_(0.01)
+    card = AlignmentModelCardData(
+        language=["en", "fr"],
+        license="mit",
+        corpus=[{"file": "fr-en.tsv", "language": "fr", "pairs": 16, "sha256": "cd", "license": "mit"}],
+        command="metaphrase train",
+    )
+    card.base_model = "intfloat/multilingual-e5-small"
+    release(model, folder, recipe=Recipe.load("tr").to_dict(), card=card, prompts=PROMPTS)
+    return folder
+
+
+def test_a_package_of_several_runs(tuned, starter_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setattr(metaphrase.encoders.starter, "starter_path", lambda source="auto": starter_folder)
+    script = importlib.import_module("build_model_package")
+    runs = [str(second_run(tuned, starter_folder, tmp_path / name)) for name in ("one", "two")]
+    with torch.no_grad():  # the second run moves another weight
+        model = load_encoder(runs[1], device="cpu")
+        next(reversed(list(model[0].auto_model.encoder.parameters()))).add_(0.01)
+        model.save_pretrained(runs[1], create_model_card=False)
+    merge(MergeOptions(["starter", *runs], alpha=0.5, output_dir=str(tmp_path / "sum")))
+    (tmp_path / "NOTICE.md").write_text("Sentences of this test (MIT).\n", encoding="utf-8")
+    options = [str(tmp_path / "sum"), str(tmp_path / "models" / "both"), "--cards", str(tmp_path), "--runs", *runs]
+    options += ["--notice", str(tmp_path / "NOTICE.md")]
+    for more, wanted in (([], "pass --runs and --alpha together"), (["--alpha", "0.5"], "the build as --rebuild")):
+        with pytest.raises(SystemExit):
+            script.main([*options, *more])
+        assert wanted in capsys.readouterr().err
+    options += ["--rebuild", "scripts/this_test.sh"]
+    with pytest.raises(SystemExit, match=r"sum of .* with weight 0\.4: .* differs"):
+        script.main([*options, "--alpha", "0.4"])
+    assert script.main([*options, "--alpha", "0.5"]) == 0
+    card = (tmp_path / "both.md").read_text()
+    assert "`tr`, 2 steps of 8 pairs in 1 language; `tr`, 2 steps of 8 pairs in 1 language; what each run" in card
+    assert "32 sentence pairs of 1 language with English" in card
+    assert card.count("### Run ") == 2
+    recorded = ModelCard(card).data.to_dict()["metaphrase"]
+    assert [one["command"] for one in recorded["runs"]] == ["metaphrase train"] * 2
+    assert "scripts/this_test.sh" in card
+
+
 @pytest.fixture
 def installed(package, starter_folder, tmp_path, monkeypatch) -> Path:
     """The folder of the installed package's files."""

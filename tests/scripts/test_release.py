@@ -116,3 +116,10 @@ def test_the_card_of_a_release_of_each_language(script, tmp_path):
     assert script.made_card(tmp_path) == tmp_path / "sw" / "README.md"
     (tmp_path / "reference.json").touch()
     assert script.made_card(tmp_path) == tmp_path / "README.md"
+
+
+def test_a_sum_of_runs_is_not_repeated(script, tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("---\nmetaphrase:\n  runs: []\n---\n")
+    with pytest.raises(SystemExit, match="describes the sum of several runs"):
+        script.main([str(card)])

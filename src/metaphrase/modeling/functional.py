@@ -1,8 +1,8 @@
 """Tensor functions shared by several objectives.
 
-The suffix of a tensor's name lists its axes: ``b`` batch, ``s`` source tokens, ``t`` target tokens, ``l`` tokens of any
-sequence, ``n`` scored positions or word links, ``k`` labels, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are
-boolean and true at the values to keep.
+The suffix of a tensor's name lists its axes: ``b`` batch, or the pool that a batch is ranked against, ``s`` source tokens,
+``t`` target tokens, ``l`` tokens of any sequence, ``n`` scored positions or word links, ``k`` labels, ``h`` hidden, ``v``
+vocabulary, ``q`` queue. Masks are boolean and true at the values to keep.
 """
 
 from __future__ import annotations

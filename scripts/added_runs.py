@@ -1,0 +1,179 @@
+"""Add what two runs changed, with several weights, and measure each sum on dev data; the table of docs/merging.md.
+
+    python scripts/added_runs.py RUN RUN --dev FOLDER --stsb STSB_FOLDER --mlqa MLQA_FOLDER --keep
+
+Both runs are of the starter, and released as trained: ``--merge 1``, without ``--debias``. From each sum, several numbers of
+directions of language identity are projected out. The measures are those of ``scripts/forgetting.py``, and retrieval of
+translations in the folder ``--dev``. Measured sums are kept in ``--output``, so that an interrupted program resumes.
+``--keep`` writes ``scripts/results/added_runs.json`` and the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from forgetting import GUARD, DevData, accuracy, guarded, kept_embeddings
+from sentence_transformers import SentenceTransformer
+from stored_results import check_settings, fill, markdown, reports_errors
+
+from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import UsageError
+from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.environment import cores, hardware, prepare_process
+from metaphrase.io.files import read_json, write_json
+from metaphrase.merging import TaskVector, combine
+from metaphrase.modeling.precision import bfloat16
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "scripts" / "results" / "added_runs.json"
+PAGE = ROOT / "docs" / "merging.md"
+
+#: Weights of each run, and the largest sum of both.
+WEIGHTS, LARGEST = (0.0, 0.35, 0.5, 0.7, 1.0), 1.05
+DIRECTIONS = (0, 20, 30, 40, 60)
+#: Columns of the table: key and heading.
+COLUMNS = {
+    "pairs": "translations, dev of the first run",
+    "translations": "translations, dev of the demo",
+    "answers": "answers, mAP",
+    "answers_in_own_language": "answers, MRR in the question's language",
+    "similarity": "STS-B",
+    GUARD: "structure",
+}
+
+
+class Measurements(DevData):
+    """The dev data of the grid, and the dev pairs of a folder."""
+
+    def __init__(self, stsb: Path, mlqa: Path, dev: Path) -> None:
+        super().__init__(stsb, mlqa)
+        self.dev = list(load_parallel_folder(dev, split="dev").values())
+
+    def sides(self) -> dict[str, list[Sequence[str]]]:
+        """The texts to encode by data set, for each of its sides."""
+        return super().sides() | {"dev": [side for one in self.dev for side in (one.sources, one.targets)]}
+
+    def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
+        """Gain and cost of an encoder, in percent."""
+        changed = self.removal(embedded, directions)(embedded["dev"])
+        return {"pairs": accuracy(changed)} | super().measures(embedded, original, directions)
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What a run was trained on.
+
+    Raises:
+        UsageError: It is merged with its base, or directions were removed.
+    """
+    run = read_json(folder / "run.json")
+    if run.get("merge") or run.get("debias"):
+        raise UsageError(f"{folder} is merged or debiased. Train it with --merge 1 and --debias 0.")
+    kept = ("steps", "batch_size", "seed", "model")
+    return {"recipe": run["recipe"]["name"], "languages": len(run["corpus"]["languages"])} | {
+        name: run[name] for name in kept
+    }
+
+
+def measured(
+    weights: Sequence[float], vectors: Sequence[TaskVector], data: Measurements, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The measures of a sum, for each number of directions; they are computed if missing."""
+    path = options.output / f"{'-'.join(map(str, weights))}.json"
+    if path.is_file():
+        return list(read_json(path))
+
+    def embed(model: SentenceTransformer) -> dict[str, Any]:
+        with bfloat16(model, enabled=options.bf16):
+            return data.embed(model)
+
+    start = load_encoder("starter")
+    before = kept_embeddings(options.output / "starter.npz", lambda: embed(start))
+    scaled = [vector.scaled(weight) for vector, weight in zip(vectors, weights, strict=True) if weight]
+    after = embed(combine(scaled, 1.0).apply(start)) if scaled else before
+    about = {"weights": list(weights), "hardware": hardware()}
+    rows = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
+    write_json(path, rows)
+    return rows
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Format the best number of directions of each sum as Markdown, among those that lose nothing and among all."""
+    start, *_ = rows = content["rows"]
+    runs = [
+        f"{one['steps']:,} steps of {one['batch_size']} pairs in {one['languages']} languages (recipe {one['recipe']}, seed "
+        f"{one['seed']})"
+        for one in content["runs"]
+    ]
+    machines = {row["hardware"].get("gpu") or cores(row["hardware"]) for row in rows}
+    lines = [
+        f"The first run is {runs[0]}, the second {runs[1]}. Dev data, without prompt"
+        f"{', in bfloat16' if content['bf16'] else ''} ({', '.join(sorted(machines))}). For each pair of weights, the table "
+        "shows the number of directions with the largest sum of both translations and answers, first among those with which "
+        "neither answers nor similarities within a language are worse than the starter's, then among all. Single runs: small "
+        "differences are not meaningful.",
+        "",
+    ]
+    shown = [row for row in rows if not any(row["weights"])]
+    for weights in dict.fromkeys(tuple(row["weights"]) for row in rows if any(row["weights"])):
+        own = [row for row in rows if tuple(row["weights"]) == weights]
+        best = [max(group, key=gain) for group in ([row for row in own if guarded(row, start)], own) if group]
+        shown += [row for at, row in enumerate(best) if row not in best[:at]]
+    cells = [
+        [*(f"{weight:g}" for weight in row["weights"]), row["directions"], *(f"{row[key]:.1f}" for key in COLUMNS)]
+        for row in shown
+    ]
+    return "\n".join(lines + markdown(["first", "second", "directions", *COLUMNS.values()], "r", cells))
+
+
+def gain(row: Mapping[str, Any]) -> float:
+    """The sum of translations and answers."""
+    return float(row["pairs"] + row["translations"] + row["answers"])
+
+
+@reports_errors
+def main(argv: Sequence[str]) -> int:
+    """Parse the command line and run the program; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs=2, help="Folders of two runs of the starter.")
+    parser.add_argument("--dev", type=Path, required=True, help="Folder of pairs, xx-en.dev.tsv.gz.")
+    parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
+    parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
+    parser.add_argument("--bf16", action="store_true", help="Compute embeddings in bfloat16.")
+    parser.add_argument("--output", type=Path, default=Path("runs/added_runs"), help="Folder of measured sums.")
+    parser.add_argument("--keep", action="store_true", help=f"Write scripts/results/{KEPT.name} and docs/merging.md.")
+    options = parser.parse_args(argv)
+    facts = [facts_of(folder) for folder in options.runs]
+    prepare_process()
+    base = load_encoder("starter")
+    tuned = [load_encoder(str(folder)) for folder in options.runs]
+    settings = {
+        "runs": " ".join(map(model_hash, tuned)),
+        "data": files_sha256(
+            [*options.stsb.glob("*dev*"), *options.mlqa.glob("dev-*.json.gz"), *options.dev.glob("*.dev.*")]
+        ),
+        "bf16": options.bf16,
+    }
+    check_settings(options.output, settings)
+    vectors = [TaskVector.between(base, one) for one in tuned]
+    data = Measurements(options.stsb, options.mlqa, options.dev)
+    rows: list[dict[str, Any]] = []
+    for weights in sorted((pair for pair in product(WEIGHTS, repeat=2) if sum(pair) <= LARGEST), key=sum):
+        rows += measured(weights, vectors, data, options)
+        print(json.dumps(rows[-len(DIRECTIONS) :], indent=1), flush=True)
+    content = {"runs": facts, "bf16": options.bf16, "rows": rows}
+    write_json(options.output / "results.json", content)
+    if options.keep:
+        write_json(KEPT, content)
+        fill(PAGE, {"added-runs": table(content)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
