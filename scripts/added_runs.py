@@ -25,7 +25,7 @@ from stored_results import check_settings, fill, markdown, reports_errors
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import UsageError
-from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.digests import files_sha256, weights_digest
 from metaphrase.io.environment import cores, hardware, prepare_process
 from metaphrase.io.files import read_json, write_json
 from metaphrase.merging import TaskVector, combine
@@ -73,7 +73,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         UsageError: It is merged with its base, or directions were removed.
     """
     run = read_json(folder / "run.json")
-    if run.get("merge") or run.get("debias"):
+    if run.get("merge", {}).get("alpha", 1) != 1 or run.get("debias"):
         raise UsageError(f"{folder} is merged or debiased. Train it with --merge 1 and --debias 0.")
     kept = ("steps", "batch_size", "seed", "model")
     return {"recipe": run["recipe"]["name"], "languages": len(run["corpus"]["languages"])} | {
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     base = load_encoder("starter")
     tuned = [load_encoder(str(folder)) for folder in options.runs]
     settings = {
-        "runs": " ".join(map(model_hash, tuned)),
+        "runs": " ".join(map(weights_digest, tuned)),
         "data": files_sha256(
             [*options.stsb.glob("*dev*"), *options.mlqa.glob("dev-*.json.gz"), *options.dev.glob("*.dev.*")]
         ),

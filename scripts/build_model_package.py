@@ -3,14 +3,14 @@
     python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
     python scripts/build_model_package.py runs/sw models/swahili-e5-small --notice NOTICE.md --origin "Swahili news"
 
-    python scripts/build_model_package.py runs/both models/both-e5-small --runs runs/sw runs/demo --alpha 0.5
+    python scripts/build_model_package.py runs/both models/both-e5-small --runs runs/sw runs/demo
 
-The folder is named after the model. The release is that of a run, or was made from several runs by ``metaphrase merge`` and
-``metaphrase debias``; then ``--runs`` and ``--alpha`` state the runs and their weight. A run on other data than the packaged
-bitext requires ``--notice``, a Markdown file with the origin and the licences of its training data. The same release results
-in the same files, whatever was there before; the version is that of ``pyproject.toml``, which is written once and then kept.
-Results in the card come from the release's own card and from ``scripts/results``; ``scripts/update_tables.py`` fills in later
-ones. A copy of the card is written to ``model_cards/``.
+The folder is named after the model. The release is that of a run, or ``metaphrase merge`` made it from the starter and
+several runs, which ``--runs`` names. A run on other data than the packaged bitext requires ``--notice``, a Markdown file with
+the origin and the licences of its training data. The same release results in the same files, whatever was there before; the
+version is that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the release's own
+card and from ``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is written to
+``model_cards/``.
 """
 
 from __future__ import annotations
@@ -221,13 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", type=Path, help="folder of a run of `metaphrase demo` or `metaphrase train`")
     parser.add_argument(
-        "--runs",
-        type=Path,
-        nargs="+",
-        help="runs whose changes the release adds to the starter, if it is not a run itself",
+        "--runs", type=Path, nargs="+", help="runs that were merged, if the release is not that of a run"
     )
-    parser.add_argument("--alpha", type=float, help="weight of each of these runs")
-    parser.add_argument("package", type=Path, help="folder of the package, named after the model")
     parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
     parser.add_argument("--notice", type=Path, help="origin and licences of the training data, in Markdown")
     parser.add_argument("--origin", help="the training text in a few words, if its origin is unknown to the run")
@@ -235,8 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rebuild", help="command that repeats the build (default: that of the run and of this script)"
     )
     options = parser.parse_args(argv)
-    if (options.runs is None) != (options.alpha is None):
-        parser.error("pass --runs and --alpha together")
+    options.merged = options.runs is not None
     options.runs = options.runs or [options.release]
     for run in options.runs:
         if not (run / "run.json").is_file():
@@ -246,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{run} was trained on other data than the packaged bitext. Pass a file with their origin and licences as "
                 "--notice."
             )
-    if options.rebuild is None and options.alpha is not None:
+    if options.merged and options.rebuild is None:
         parser.error("pass the command that repeats the build as --rebuild")
     prepare_process()
     name, module = options.package.name, options.package.name.replace("-", "_")
@@ -284,7 +278,7 @@ def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
                 f"{path} was trained from {run['model']}, not from the starter, which everybody can load."
             )
     base, file = runs[0].get("base", runs[0]["model"]), folder / VECTOR_FILE
-    if options.alpha is not None:
+    if options.merged:
         check_sum(base, options)
     merge(MergeOptions([base, str(release)], alpha=1.0, vector=str(file), bits=BITS))
     if file.stat().st_size > LARGEST:
@@ -321,20 +315,20 @@ def facts_of(folder: Path) -> dict[str, Any]:
 
 def made_from(options: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
     """The weight of what training changed, and the directions that were removed, if any."""
-    if options.alpha is None:
-        return runs[0].get("merge"), runs[0].get("debias")
-    return {"alpha": options.alpha}, facts_of(options.release).get("debias")
+    facts = facts_of(options.release) if options.merged else runs[0]
+    return facts.get("merge"), facts.get("debias")
 
 
 def check_sum(base_name: str, options: argparse.Namespace) -> None:
     """Refuse a release that is not the base and the weighted changes of the runs, apart from removed directions."""
+    alpha = facts_of(options.release)["merge"]["alpha"]
     base = load_encoder(base_name, device="cpu")
     vectors = [TaskVector.between(base, load_encoder(str(run), device="cpu")) for run in options.runs]
-    wanted = combine(vectors, options.alpha).apply(base).state_dict()
+    wanted = combine(vectors, alpha).apply(base).state_dict()
     found = load_encoder(str(options.release), device="cpu").state_dict()
     if missing := [name for name, one in wanted.items() if not torch.allclose(one, found[name], atol=1e-5)]:
         raise SystemExit(
-            f"{options.release} is not the sum of {' and '.join(map(str, options.runs))} with weight {options.alpha:g}: "
+            f"{options.release} is not the sum of {' and '.join(map(str, options.runs))} with weight {alpha:g}: "
             f"{missing[0]} differs."
         )
 
@@ -371,7 +365,7 @@ def card(
     vector: TaskVector = facts["vector"]
     alpha, removed = made_from(options, runs)
     recorded = facts_of(options.release)
-    if options.alpha is not None:
+    if options.merged:
         recorded = {"runs": list(map(facts_of, options.runs)), "merge": alpha, "debias": removed}
     corpus = [row for one in options.runs for row in facts_of(one)["data"]]
     languages = sorted({row["language"] for row in corpus})
@@ -386,7 +380,7 @@ def card(
     }
     merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
     if len(runs) > 1:
-        merged = f"; what each run changed is added to the base, with weight {options.alpha:g}"
+        merged = f"; what each run changed is added to the base, with weight {alpha['alpha']:g}"
     limits = {
         "origin": " and ".join(dict.fromkeys(row.get("origin", facts["origin"]) for row in corpus)),
         "length": " or ".join(dict.fromkeys(str(run["recipe"]["max_length"]) for run in runs)),
@@ -443,7 +437,7 @@ def training(cards: Sequence[ModelCard]) -> str:
 
 def precision(options: argparse.Namespace) -> str:
     """What storing the difference in few bits costs."""
-    if options.alpha is not None:
+    if options.merged:
         return PRECISION_OF_SUM.format(bits=BITS)
     return PRECISION_OF_RUN.format(bits=BITS, table=precision_table(read_json(PRECISION)))
 

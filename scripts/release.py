@@ -1,6 +1,6 @@
 """Reproduce the release of a model card from its recorded facts, and report differences.
 
-    python scripts/release.py runs/demo/README.md --output runs/again
+    python scripts/release.py metaphrase-e5-small --output runs/again
 
 The card's front matter records, under `metaphrase`, the command, the seed, and the SHA-256 of every training file and of
 the weights. The files are verified before training. The same command with the same versions produces the same weights on
@@ -74,7 +74,9 @@ def read_facts(card: Path) -> dict[str, Any]:
         raise SystemExit(f"The card {card} does not exist. Existing cards: {known or 'none'}.")
     facts = ModelCard.load(card).data.to_dict().get("metaphrase") or {}
     if "runs" in facts:
-        raise SystemExit(f"{card} describes the sum of several runs. Repeat it with the command in its section Rebuild.")
+        raise SystemExit(
+            f"{card} describes the sum of several runs. Repeat it with the command in its section Rebuild."
+        )
     if missing := [key for key in ("command", "seed", "data") if key not in facts]:
         raise SystemExit(f"{card} does not record its {', '.join(missing)}, so it cannot be reproduced.")
     return dict(facts)

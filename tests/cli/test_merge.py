@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
 from metaphrase.cli.push import write_vector_of_run
+from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import (
     encoder_files,
     find_model,
@@ -28,10 +29,12 @@ from metaphrase.encoders.loading import (
     split_vectors,
 )
 from metaphrase.encoders.prompts import search_prompts
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, UsageError
-from metaphrase.merging import TaskVector, interpolate
+from metaphrase.merging import TaskVector, combine, interpolate
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, parallel_texts
 from metaphrase.publishing.merging import MergeOptions, merge, vector_card
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
@@ -149,6 +152,23 @@ def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):
     assert embeddings(tmp_path / "out") == pytest.approx(embeddings(total), abs=1e-6)
     assert metadata_load(tmp_path / "out" / "README.md").get("license") is None  # two different ones
     assert "plus 0.4 times" in capsys.readouterr().out
+
+
+def test_directions_are_projected_out_of_the_merged_encoder(base, sw, te, tmp_path, capsys):
+    out, file = tmp_path / "out", tmp_path / "v.safetensors"
+    assert command(base, sw, te, "--alpha", 0.4, "--debias", 3, "-o", out, "--vector", file) == 0
+    origin, *others = (load_encoder(path, device="cpu") for path in (base, sw, te))
+    merged = combine([TaskVector.between(origin, one) for one in others], 0.4).apply(origin)
+    wanted = debias(merged, parallel_texts(), 3)[0]
+    assert embeddings(out) == pytest.approx(embeddings(wanted), abs=1e-5)
+    assert embeddings(f"{base} + {file}") == pytest.approx(embeddings(wanted), abs=2e-3)
+    facts = metadata_load(out / "README.md")["metaphrase"]
+    assert facts["merge"] == {"alpha": 0.4, "tuned": ["sw", "te"]}
+    assert facts["debias"] == {"directions": 3, "languages": 95, "data": "udhr, articles with odd numbers"}
+    assert command(base, out, "--alpha", 0.5, "--debias", 3, "-o", tmp_path / "again") == 2
+    assert "out projects directions out already. Omit --debias" in " ".join(capsys.readouterr().err.split())
+    assert command(base, sw, "--alpha", 0.5, "--debias", 95, "-o", tmp_path / "again") == 2
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize(("bits", "tolerance"), mostly_slow([(16, 2e-3), (8, 0.03), (4, 0.5)], [(8, 0.03)]))
@@ -400,6 +420,24 @@ def test_alpha_is_chosen_under_guards(base, aligned, dev, texts, tmp_path, capsy
     assert 0 < TaskVector.load(vector).alpha == chosen <= 0.2
     assert f"Alpha {chosen:g} was chosen: dev +" in capsys.readouterr().out
     assert (tmp_path / "curve.png").is_file()
+
+
+def test_encoders_are_measured_without_the_directions(base, aligned, dev, texts, tmp_path, monkeypatch):
+    """With weight 0 too: the base without the directions."""
+    measured = []
+
+    def without(model, sample, directions):
+        measured.append((len(next(iter(sample.values()))) <= SAMPLED_TEXTS, directions))
+        return debias(model, sample, directions)
+
+    monkeypatch.setattr("metaphrase.publishing.merging.debias", without)
+    words = ["--alpha", "auto", "--dev", dev, "--texts", texts, "--max_structure_loss", 100, "--prompt", "none"]
+    command(base, aligned, *words, "--debias", 2, "-o", tmp_path / "out", "--curve", tmp_path / "curve.json")
+    assert measured == [(True, 2)] * 11
+    point = json.loads((tmp_path / "curve.json").read_text(encoding="utf-8"))["points"][0]
+    start = debias(load_encoder(base, device="cpu"), parallel_texts(most=SAMPLED_TEXTS), 2)[0]
+    found = evaluate_retrieval(start, load_parallel_folder(dev, split="dev"), name="x").average.score
+    assert point["gain"]["after"] == pytest.approx(found, abs=1e-6)
 
 
 def test_nothing_is_written_if_nothing_can_be_gained(base, aligned, dev, texts, tmp_path, capsys):

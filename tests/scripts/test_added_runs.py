@@ -15,7 +15,7 @@ RUN = {"recipe": {"name": "tr"}, "steps": 100, "batch_size": 64, "seed": 1, "mod
 
 @pytest.mark.parametrize("finish", [{"merge": {"alpha": 0.5}}, {"debias": {"directions": 20}}])
 def test_runs_must_be_released_as_trained(script, tmp_path, finish):
-    run = RUN | {"corpus": {"languages": {"sw": 3, "et": 4}}}
+    run = RUN | {"corpus": {"languages": {"sw": 3, "et": 4}}, "merge": {"alpha": 1.0}}
     (tmp_path / "run.json").write_text(json.dumps(run))
     assert script.facts_of(tmp_path) | {"recipe": RUN["recipe"]} == RUN | {"languages": 2}
     (tmp_path / "run.json").write_text(json.dumps(run | finish))

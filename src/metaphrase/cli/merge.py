@@ -17,7 +17,7 @@ DESCRIPTION = (
 EXAMPLES = (
     "metaphrase merge starter runs/sw --alpha 0.5 --output_dir runs/sw-merged",
     "metaphrase merge starter runs/sw --alpha auto --dev my-dev-sets --guard stsb --output_dir runs/sw-merged",
-    "metaphrase merge starter runs/sw runs/te --alpha 0.5 --output_dir runs/both",
+    "metaphrase merge starter runs/sw runs/te --alpha 0.5 --debias 20 --output_dir runs/both",
     "metaphrase merge starter runs/sw --vector sw.safetensors --bits 4",
     "metaphrase merge starter sw.safetensors --output_dir runs/sw-merged",
 )

@@ -27,13 +27,14 @@ from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
-from metaphrase.publishing.export import check_destination, drafted, how_to_load
-from metaphrase.publishing.merging import derived_card
+from metaphrase.publishing.export import check_destination, derived_card, drafted, how_to_load
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
 #: Numbers that are measured if the number is chosen; with fewer languages, all numbers.
 MEASURED = (10, 20, 30, 40)
+#: Texts of each language on which the directions are estimated when each weight of a merge is measured.
+SAMPLED_TEXTS = 12
 #: Name of the data if none are given. The other articles can measure the result.
 DECLARATION = "udhr, articles with odd numbers"
 RULE = (

@@ -281,6 +281,15 @@ def _staging(parent: Path) -> Iterator[Path]:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
+def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
+    """The card of a model that is made from another one, with the languages, the Hub id and, if it has one, the licence."""
+    licenses = stated(name, "license")
+    license = licenses[0] if len(licenses) == 1 else None
+    card = AlignmentModelCardData(license=license, language=stated(name, "language") or None, **known)
+    card.base_model, card.base_model_revision = hub_base(model, name)
+    return card
+
+
 def stored_recipe(folder: Path) -> dict[str, Any] | None:
     """The recipe of a release, if it has one."""
     path = model_file(folder, RECIPE)

@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.text import one_line
+from metaphrase.encoders.debiasing import language_directions
 from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model, installed_models
 from metaphrase.encoders.loading import (
@@ -44,7 +45,7 @@ from metaphrase.evaluation.guards import (
 )
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import AtLeast0, Count, Finite, Range, checked
+from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Finite, Range, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
@@ -54,6 +55,7 @@ from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
+from metaphrase.publishing.debiasing import DECLARATION, SAMPLED_TEXTS, debias, embed_languages, parallel_texts
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
@@ -117,6 +119,11 @@ class MergeOptions:
         [],
         "With --alpha auto: text for similarity structure, a file for each language, one sentence per line; also .gz. "
         "Default: the packaged Universal Declaration of Human Rights in nine languages, and English interface strings.",
+    )
+    debias: CountOr0 = option(
+        0,
+        "Number of directions of language identity to project out of the merged encoder, as `metaphrase debias` does. With "
+        "--alpha auto, they are projected out before an encoder is measured.",
     )
     max_structure_loss: AtLeast0 = option(
         MAX_STRUCTURE_LOSS, "With --alpha auto: largest loss of similarity structure, in points of correlation."
@@ -202,6 +209,8 @@ def merge(
             f"{' and '.join(tuned)} changed nothing: the weights are those of {base_name}. Name the base first, then models "
             "that were tuned from it."
         )
+    if options.debias and any(one.directions is not None for one in vectors):
+        raise UsageError(f"{' or '.join(tuned)} projects directions out already. Omit --debias to keep these.")
     curve = None
     if options.alpha == "auto":
         vector = combine(vectors, 1.0)
@@ -214,6 +223,10 @@ def merge(
         alpha = [one.alpha for one in vectors]
     written = curve is None or curve.gains
     if written:
+        if options.debias:
+            notify("Estimating directions of language identity …")
+            embeddings = embed_languages(vector.apply(base), parallel_texts())
+            vector = replace(vector, directions=language_directions(embeddings, options.debias)[0])
         _write(options, base, vector, alpha, command)
     if curve is not None:
         write_curve(curve, Path(options.output_dir) if options.output_dir and written else None, options.curve)
@@ -247,7 +260,12 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
         for folder in (str(options.dev), *options.guard)
     )
     advance = begin("Measuring alpha from 0 to 1", len(ALPHAS))
-    return choose_alpha(base, vector, gain, [*guards, *others], advance=advance)
+    sample = parallel_texts(most=SAMPLED_TEXTS) if options.debias else {}
+
+    def finish(model: SentenceTransformer) -> SentenceTransformer:
+        return debias(model, sample, options.debias)[0] if options.debias else model
+
+    return choose_alpha(base, vector, gain, [*guards, *others], finish=finish, advance=advance)
 
 
 def _write(
@@ -271,6 +289,8 @@ def _write(
     )
     if vector.directions is not None:
         card.debias = {"directions": len(vector.directions)}
+        if options.debias:
+            card.debias |= {"languages": len(parallel_texts()), "data": DECLARATION}
     card.base_model, card.base_model_revision = hub_base(base, base_name)
     with ExitStack() as stack:
         draft = None
@@ -382,15 +402,6 @@ def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_pro
     if without_prompts and vector.prompts is None and tuned.prompts != base.prompts:
         vector = replace(vector, prompts={name: text or "" for name, text in tuned.prompts.items()})
     return replace(vector, settings={**(vector.settings or {}), "pooling": pooling}) if is_new else vector
-
-
-def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
-    """The card of a model that is made from another one, with the languages, the Hub id and, if it has one, the licence."""
-    licenses = stated(name, "license")
-    license = licenses[0] if len(licenses) == 1 else None
-    card = AlignmentModelCardData(license=license, language=stated(name, "language") or None, **known)
-    card.base_model, card.base_model_revision = hub_base(model, name)
-    return card
 
 
 def _public_name(name: str) -> str:

@@ -12,8 +12,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.publishing.contents import CARD, weights_digests
 from metaphrase.publishing.examples import name_model
-from metaphrase.publishing.export import check_destination, drafted, how_to_load
-from metaphrase.publishing.merging import derived_card
+from metaphrase.publishing.export import check_destination, derived_card, drafted, how_to_load
 
 
 @checked

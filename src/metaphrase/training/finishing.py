@@ -27,6 +27,7 @@ from metaphrase.mining.bulk import distinct_texts
 from metaphrase.publishing.debiasing import (
     DECLARATION,
     MEASURED,
+    SAMPLED_TEXTS,
     DirectionsCurve,
     choose_directions,
     debias,
@@ -41,9 +42,8 @@ logger = logging.getLogger(__name__)
 
 #: Weights of the trained encoder that ``merge: auto`` measures.
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-#: Maximum numbers when each weight is measured: items per language of a guard, dev pairs of all languages, and texts per
-#: language for the directions of language identity, the same in all languages.
-GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
+#: Maximum numbers when each weight is measured: items per language of a guard, and dev pairs of all languages.
+GUARD_ITEMS, DEV_PAIRS = 100, 1000
 #: What the number of directions of language identity is chosen by, in words.
 COMPARED = "The gain is that over 0 directions; the guards compare with the encoder before training."
 #: Maximum number of texts of a guard that is measured during training.
@@ -129,7 +129,7 @@ def encoded_texts(
         groups.append((_distinct(_structure_texts("dev", dev)), 1 + len(ALPHAS)))
         groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
     if config.merge == "auto" and config.debias and config.debias != "auto":
-        groups.append((_distinct(parallel_texts(most=TEXTS)), len(ALPHAS)))
+        groups.append((_distinct(parallel_texts(most=SAMPLED_TEXTS)), len(ALPHAS)))
     if config.debias == "auto":
         groups.append((_gain_data(dev).texts, 2 + len(MEASURED)))  # before, and without 0 to 40 directions
         groups += [(data.texts, prompts + 1 + len(MEASURED)) for data in _guard_data(config, "dev")]
@@ -190,7 +190,7 @@ def _choose(
 ) -> AlphaCurve:
     """Choose the weight by its gain on the dev pairs, under guards."""
     directions: Any = 0 if config.debias == "auto" else config.debias  # chosen after the weight
-    sample = parallel_texts(most=TEXTS) if directions else {}
+    sample = parallel_texts(most=SAMPLED_TEXTS) if directions else {}
 
     def finished(model: SentenceTransformer) -> SentenceTransformer:
         model = debias(model, sample, directions)[0] if directions else shared_copy(model)
