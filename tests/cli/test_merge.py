@@ -162,6 +162,8 @@ def test_directions_are_projected_out_of_the_merged_encoder(base, sw, te, tmp_pa
     wanted = debias(merged, parallel_texts(), 3)[0]
     assert embeddings(out) == pytest.approx(embeddings(wanted), abs=1e-5)
     assert embeddings(f"{base} + {file}") == pytest.approx(embeddings(wanted), abs=2e-3)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "plus 0.4 times what training changed, without 3 directions of language identity." in printed
     facts = metadata_load(out / "README.md")["metaphrase"]
     assert facts["merge"] == {"alpha": 0.4, "tuned": ["sw", "te"]}
     assert facts["debias"] == {"directions": 3, "languages": 95, "data": "udhr, articles with odd numbers"}

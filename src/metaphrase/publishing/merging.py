@@ -47,6 +47,7 @@ from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Finite, Range, checked
 from metaphrase.io.configuration import option
+from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files
@@ -154,6 +155,7 @@ class Merge:
         tuned: Names of the tuned models or files.
         alpha: Weight of what training changed, a list with one for each tuned model if they differ; 0 if no weight gains
             anything without a loss, and nothing was written.
+        directions: Number of directions of language identity that were projected out.
         curve: Gain and cost by weight, if the weight was chosen; see `metaphrase.evaluation.guards.AlphaCurve`.
         weights: Number of weights (tensors) that changed.
         parameters: Number of their values.
@@ -166,6 +168,7 @@ class Merge:
     base: str
     tuned: list[str]
     alpha: float | list[float]
+    directions: int
     curve: dict[str, Any] | None
     weights: int
     parameters: int
@@ -234,6 +237,7 @@ def merge(
         base=base_name,
         tuned=tuned,
         alpha=alpha if written else 0.0,
+        directions=0 if vector.directions is None else len(vector.directions),
         curve=None if curve is None else curve.to_dict(),
         weights=len(vector.differences),
         parameters=_size(vector),
@@ -451,13 +455,14 @@ def _size(vector: TaskVector) -> int:
 def describe(result: Merge) -> Sequence[str]:
     """Sentences about what was written."""
     sentences = []
+    removed = f", without {counted(result.directions, 'direction')} of language identity" if result.directions else ""
     if result.curve is not None:
         curve = AlphaCurve(**result.curve)
         sentences.append(str(curve) if curve.gains else f"{curve.without_gain()} Nothing was written.")
     if result.output_dir is not None:
         sentences.append(
-            f"Wrote {result.output_dir}: {result.base} plus {alpha_in_words(result.alpha)} times what training changed. "
-            f"{how_to_load(result.output_dir)}"
+            f"Wrote {result.output_dir}: {result.base} plus {alpha_in_words(result.alpha)} times what training changed"
+            f"{removed}. {how_to_load(result.output_dir)}"
         )
     if result.vector is not None:
         sentences.append(
