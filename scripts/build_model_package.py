@@ -220,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build the package."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", type=Path, help="folder of a run of `metaphrase demo` or `metaphrase train`")
+    parser.add_argument("package", type=Path, help="folder of the package, named after the model")
     parser.add_argument(
         "--runs", type=Path, nargs="+", help="runs that were merged, if the release is not that of a run"
     )

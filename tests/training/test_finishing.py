@@ -19,7 +19,7 @@ from metaphrase.io.files import UDHR
 from metaphrase.merging.projection import find_projection
 from metaphrase.publishing import debiasing
 from metaphrase.training import finishing
-from metaphrase.training.finishing import ALPHAS, TEXTS, encoded_texts, finish, release_guards, training_guards
+from metaphrase.training.finishing import ALPHAS, SAMPLED_TEXTS, encoded_texts, finish, release_guards, training_guards
 from metaphrase.training.planning import count_prompts
 
 PROMPTS = {"query": "ask: ", "passage": "tell: "}
@@ -60,12 +60,12 @@ def small(bitext, monkeypatch) -> None:
 
 
 def test_the_few_texts_of_all_languages_have_the_same_content():
-    texts, pairs = debiasing.parallel_texts(most=TEXTS), load_parallel_folder(UDHR)
+    texts, pairs = debiasing.parallel_texts(most=SAMPLED_TEXTS), load_parallel_folder(UDHR)
     assert texts.keys() == {*pairs, "en"} == debiasing.parallel_texts().keys()
     for language, one in pairs.items():
         english = dict(zip(one.sources, one.targets, strict=True))
         assert [english[text] for text in texts[language]] == texts["en"]
-    assert len(set(texts["en"])) == TEXTS
+    assert len(set(texts["en"])) == SAMPLED_TEXTS
 
 
 @pytest.mark.usefixtures("small")
@@ -85,7 +85,7 @@ def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev,
     config = RunConfig(model=str(start), merge="auto", debias=directions, output_dir=str(tmp_path))
     finish(trained, config, pooling="cls", dev=dev)
     assert len(measured) == len(ALPHAS)
-    few = finishing.parallel_texts(most=TEXTS)
+    few = finishing.parallel_texts(most=SAMPLED_TEXTS)
     assert sampled == ([few] * len(ALPHAS) if directions else [])
     for model in measured:
         assert model.prompts == search_prompts(PROMPTS)
