@@ -2,10 +2,10 @@
 
     python scripts/added_runs.py RUN RUN --dev FOLDER --stsb STSB_FOLDER --mlqa MLQA_FOLDER --keep
 
-Both runs are of the starter, and released as trained: ``--merge 1``, without ``--debias``. From each sum, several numbers of
-directions of language identity are projected out. The measures are those of ``scripts/forgetting.py``, and retrieval of
-translations in the folder ``--dev``. Measured sums are kept in ``--output``, so that an interrupted program resumes.
-``--keep`` writes ``scripts/results/added_runs.json`` and the table.
+Both runs start from the starter and are released as trained: ``--merge 1``, without ``--debias``. From each sum, several
+numbers of directions of language identity are projected out. The measures are those of ``scripts/forgetting.py``, and
+retrieval of translations in the folder ``--dev``. Measured sums are kept in ``--output``, so that an interrupted program
+resumes. ``--keep`` writes ``scripts/results/added_runs.json`` and the table.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         UsageError: It is merged with its base, or directions were removed.
     """
     run = read_json(folder / "run.json")
-    if run.get("merge", {}).get("alpha", 1) != 1 or run.get("debias"):
+    if run.get("merge", {}).get("alpha", 1) != 1 or run.get("debias", {}).get("directions"):
         raise UsageError(f"{folder} is merged or debiased. Train it with --merge 1 and --debias 0.")
     kept = ("steps", "batch_size", "seed", "model")
     return {"recipe": run["recipe"]["name"], "languages": len(run["corpus"]["languages"])} | {
@@ -115,9 +115,9 @@ def table(content: Mapping[str, Any]) -> str:
     lines = [
         f"The first run is {runs[0]}, the second {runs[1]}. Dev data, without prompt"
         f"{', in bfloat16' if content['bf16'] else ''} ({', '.join(sorted(machines))}). For each pair of weights, the table "
-        "shows the number of directions with the largest sum of both translations and answers, first among those with which "
-        "neither answers nor similarities within a language are worse than the starter's, then among all. Single runs: small "
-        "differences are not meaningful.",
+        "shows the number of directions with the largest sum of the three scores for translations and answers (mAP), first "
+        "among those with which neither answers nor similarities within a language are worse than the starter's, then among "
+        "all. Single runs: small differences are not meaningful.",
         "",
     ]
     shown = [row for row in rows if not any(row["weights"])]
@@ -141,7 +141,7 @@ def gain(row: Mapping[str, Any]) -> float:
 def main(argv: Sequence[str]) -> int:
     """Parse the command line and run the program; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs=2, help="Folders of two runs of the starter.")
+    parser.add_argument("runs", type=Path, nargs=2, help="Folders of two runs that start from the starter.")
     parser.add_argument("--dev", type=Path, required=True, help="Folder of pairs, xx-en.dev.tsv.gz.")
     parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
     parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")

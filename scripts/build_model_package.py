@@ -2,8 +2,8 @@
 
     python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
     python scripts/build_model_package.py runs/sw models/swahili-e5-small --notice NOTICE.md --origin "Swahili news"
-
-    python scripts/build_model_package.py runs/both models/both-e5-small --runs runs/sw runs/demo
+    python scripts/build_model_package.py runs/both models/both-e5-small --runs runs/sw runs/demo --rebuild "make both" \
+        --notice NOTICE.md --origin "Swahili news"
 
 The folder is named after the model. The release is that of a run, or ``metaphrase merge`` made it from the starter and
 several runs, which ``--runs`` names. A run on other data than the packaged bitext requires ``--notice``, a Markdown file with
@@ -113,7 +113,7 @@ to vectors of {dimensions} dimensions, in which sentences are close to their tra
 [multilingual-e5-small](https://huggingface.co/{base}), tuned with [metaphrase](https://github.com/metaphrase/metaphrase) on
 {pairs:,} sentence pairs of {count} with English ({languages}). The tables show gains and losses.
 
-- **Recipe:** {recipe}{merged}{debiased}
+- **Recipe:** {recipe}{merged}{debiased}{chosen}
 - **Package:** the difference from multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
 - **Licence:** {license}; see `LICENSE` and `NOTICE.md`.
 
@@ -235,14 +235,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.runs = options.runs or [options.release]
     for run in options.runs:
         if not (run / "run.json").is_file():
-            parser.error(f"{run} is not the folder of a finished run: missing run.json")
+            merged = (
+                "" if options.merged else ". If `metaphrase merge` made it, name the runs that were merged with --runs"
+            )
+            parser.error(f"{run} is not the folder of a finished run: missing run.json{merged}")
         if options.notice is None and not trained_on_packaged_bitext(run):
             parser.error(
                 f"{run} was trained on other data than the packaged bitext. Pass a file with their origin and licences as "
                 "--notice."
             )
     if options.merged and options.rebuild is None:
-        parser.error("pass the command that repeats the build as --rebuild")
+        parser.error("--runs requires --rebuild, the command that repeats the build")
     prepare_process()
     name, module = options.package.name, options.package.name.replace("-", "_")
     target = options.package / module
@@ -265,8 +268,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def trained_on_packaged_bitext(release: Path) -> bool:
     """Whether all training files of a run belong to the package."""
-    data = ModelCard.load(release / CARD).data.to_dict()["metaphrase"]["data"]
-    return all(PACKAGED.items() <= row.items() for row in data)
+    return all(PACKAGED.items() <= row.items() for row in trained_on([release]))
+
+
+def trained_on(runs: Sequence[Path]) -> list[dict[str, Any]]:
+    """What the cards of runs record about their training files, each once."""
+    rows = [row for run in runs for row in facts_of(run)["data"]]
+    return list({(row["language"], row.get("sha256") or row["file"]): row for row in rows}.values())
 
 
 def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
@@ -278,6 +286,10 @@ def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
             raise SystemExit(
                 f"{path} was trained from {run['model']}, not from the starter, which everybody can load."
             )
+    if (license := ModelCard.load(release / CARD).data.license) != "mit":
+        raise SystemExit(
+            f"The package has the licence of the starter, MIT, but the card of {release} states {license}."
+        )
     base, file = runs[0].get("base", runs[0]["model"]), folder / VECTOR_FILE
     if options.merged:
         check_sum(base, options)
@@ -302,10 +314,10 @@ def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
     (folder / "LICENSE").write_text(LICENSE, encoding="utf-8")
     data, udhr = ((PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr"))
     if options.notice is not None:
-        packaged = [data] if any(map(trained_on_packaged_bitext, options.runs)) else []
+        packaged = [data] if any(PACKAGED.items() <= row.items() for row in trained_on(options.runs)) else []
         data = "\n\n".join([options.notice.read_text(encoding="utf-8").strip(), *packaged])
     notice = NOTICE.format(base=ModelCard.load(release / CARD).data.base_model, data=data)
-    notice += DIRECTIONS_NOTICE.format(udhr=udhr) if made_from(options, runs)[1] else ""
+    notice += DIRECTIONS_NOTICE.format(udhr=udhr) if (made_from(options, runs)[1] or {}).get("directions") else ""
     (folder / "NOTICE.md").write_text(notice, encoding="utf-8")
 
 
@@ -322,7 +334,11 @@ def made_from(options: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) ->
 
 def check_sum(base_name: str, options: argparse.Namespace) -> None:
     """Refuse a release that is not the base and the weighted changes of the runs, apart from removed directions."""
-    alpha = facts_of(options.release)["merge"]["alpha"]
+    alpha = (facts_of(options.release).get("merge") or {}).get("alpha")
+    if not isinstance(alpha, int | float):
+        raise SystemExit(
+            f"The card of {options.release} does not record one weight of the runs. Merge them with one --alpha."
+        )
     base = load_encoder(base_name, device="cpu")
     vectors = [TaskVector.between(base, load_encoder(str(run), device="cpu")) for run in options.runs]
     wanted = combine(vectors, alpha).apply(base).state_dict()
@@ -361,14 +377,13 @@ def card(
 ) -> str:
     """The text of the card, from the facts of the runs and the sections of their cards."""
     own, cards = (ModelCard.load(options.release / CARD), [ModelCard.load(run / CARD) for run in options.runs])
-    first, data = (one.data.to_dict() for one in (cards[0], own))
-    data = first | data
+    data = own.data.to_dict()
     vector: TaskVector = facts["vector"]
     alpha, removed = made_from(options, runs)
     recorded = facts_of(options.release)
     if options.merged:
         recorded = {"runs": list(map(facts_of, options.runs)), "merge": alpha, "debias": removed}
-    corpus = [row for one in options.runs for row in facts_of(one)["data"]]
+    corpus = trained_on(options.runs)
     languages = sorted({row["language"] for row in corpus})
     metadata = {
         **{key: data[key] for key in KEPT_METADATA if key in data},
@@ -382,6 +397,8 @@ def card(
     merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
     if len(runs) > 1:
         merged = f"; what each run changed is added to the base, with weight {alpha['alpha']:g}"
+    removed = removed and removed["directions"] and removed
+    chosen = [one["chosen"] for one in (alpha, removed) if one and one.get("chosen")]
     limits = {
         "origin": " and ".join(dict.fromkeys(row.get("origin", facts["origin"]) for row in corpus)),
         "length": " or ".join(dict.fromkeys(str(run["recipe"]["max_length"]) for run in runs)),
@@ -399,6 +416,7 @@ def card(
         recipe="; ".join(map(run_in_words, runs, options.runs)),
         merged=merged,
         debiased=f"; without {removed['directions']} directions of language identity" if removed else "",
+        chosen="".join(f". {sentence.removesuffix('.')}" for sentence in chosen),
         bits=BITS,
         megabytes=facts["file"].stat().st_size / 1e6,
         license=data["license"],

@@ -42,7 +42,7 @@ printf '%s\0' "$data"/software/??-en.train.tsv.gz | xargs -0 -n 1 -P 2 bash -c '
 
 "$bin"torchrun --nproc_per_node 2 -m metaphrase train --config configs/metaphrase-e5-small.yaml --corpus "$corpus" --dev "$corpus" \
     --resume_from_checkpoint true --output_dir "$output/model"
-[[ -f $output/demo/release.json ]] || "$bin"metaphrase demo --merge 1 --debias 0 --output_dir "$output/demo"
+[[ -f $output/demo/run.json ]] || "$bin"metaphrase demo --merge 1 --debias 0 --output_dir "$output/demo"
 
 rm -rf "$output/release"
 "$bin"metaphrase merge starter "$output/model" "$output/demo" --alpha auto --debias 20 --dev "$corpus" \

@@ -153,6 +153,7 @@ def test_the_number_of_directions_is_chosen(model, texts, measured, tmp_path, ca
         (lambda measured: [*measured[:2], "--guard", measured[1]], "have the same name: pairs, pairs"),
         (lambda measured: ["--dev", measured[3], "--guard", measured[1]], "must be a folder of parallel sentences"),
         (lambda measured: [*measured, "--directions", "2"], "Pass them with --directions auto"),
+        (lambda measured: ["--directions", "2", "--max_items", "5"], "--max_items is a setting of --directions auto"),
         (lambda measured: [*measured, "--max_items", "2"], "--max_items must be a whole number from 3 to"),
     ],
 )

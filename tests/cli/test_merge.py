@@ -34,7 +34,7 @@ from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError,
 from metaphrase.merging import TaskVector, combine, interpolate
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, parallel_texts
+from metaphrase.publishing.debiasing import SAMPLED_TEXTS, DebiasOptions, debias, parallel_texts, write_debiased
 from metaphrase.publishing.merging import MergeOptions, merge, vector_card
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
@@ -168,9 +168,51 @@ def test_directions_are_projected_out_of_the_merged_encoder(base, sw, te, tmp_pa
     assert facts["merge"] == {"alpha": 0.4, "tuned": ["sw", "te"]}
     assert facts["debias"] == {"directions": 3, "languages": 95, "data": "udhr, articles with odd numbers"}
     assert command(base, out, "--alpha", 0.5, "--debias", 3, "-o", tmp_path / "again") == 2
-    assert "out projects directions out already. Omit --debias" in " ".join(capsys.readouterr().err.split())
+    assert f"{out} already projects out directions of language identity. Omit --debias" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert command(base, sw, "--alpha", 0.5, "--debias", 95, "-o", tmp_path / "again") == 2
+    captured = " ".join(capsys.readouterr().err.split())
+    assert "--debias removes up to 31 directions" in captured  # the embeddings have 32 dimensions
+    assert f"Loading {sw}" not in captured
     assert not (tmp_path / "again").exists()
+
+
+def test_the_result_states_what_the_models_state(base, sw, te, tmp_path):
+    (base / "recipe.yaml").write_text("name: of-the-base\n", encoding="utf-8")
+    (base / "NOTICE.md").write_text("Thanks to A.\n", encoding="utf-8")
+    (sw / "NOTICE.md").write_text("Thanks to A.\n\nThanks to B.\n", encoding="utf-8")
+    (sw / "recipe.yaml").unlink()
+    assert command(base, sw, te, "--alpha", 0.4, "-o", tmp_path / "sum") == 0
+    assert not (tmp_path / "sum" / "recipe.yaml").exists()
+    assert "of-the-base" not in (tmp_path / "sum" / "README.md").read_text(encoding="utf-8")
+    assert (tmp_path / "sum" / "NOTICE.md").read_text(encoding="utf-8").count("Thanks") == 3
+    assert command(base, tmp_path / "sum", "-o", tmp_path / "again", "--vector", tmp_path / "v.safetensors") == 0
+    assert "license" not in metadata_load(tmp_path / "again" / "README.md")  # the two runs have different ones
+    assert TaskVector.load(tmp_path / "v.safetensors").license is None
+    write_debiased(DebiasOptions(str(tmp_path / "sum"), str(tmp_path / "debiased"), directions=2))
+    facts = metadata_load(tmp_path / "debiased" / "README.md")["metaphrase"]
+    assert facts["source"]["merge"] == {"alpha": 0.4, "tuned": ["sw", "te"]}
+
+
+def test_alpha_0_is_not_described_as_trained(base, sw, tmp_path):
+    assert command(base, sw, "--alpha", 0, "-o", tmp_path / "out") == 0
+    assert "recipe" not in metadata_load(tmp_path / "out" / "README.md")["metaphrase"]
+
+
+def test_a_model_that_changed_nothing_is_refused_by_name(base, sw, tmp_path, capsys):
+    shutil.copytree(base, tmp_path / "same")
+    assert command(base, sw, tmp_path / "same", "--alpha", 0.5, "-o", tmp_path / "out") == 2
+    assert f"{tmp_path / 'same'} changed nothing" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_of_another_starter_is_refused(sw, tmp_path, capsys):
+    """Each source rounds the weights of the starter in its own way."""
+    (sw / "run.json").write_text('{"base": "starter@hub"}', encoding="utf-8")
+    assert command("starter@wheel", sw, "--alpha", 0.5, "-o", tmp_path / "out") == 2
+    assert f"{sw} was tuned from starter@hub, but the base is starter@wheel" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 @pytest.mark.parametrize(("bits", "tolerance"), mostly_slow([(16, 2e-3), (8, 0.03), (4, 0.5)], [(8, 0.03)]))
@@ -272,7 +314,7 @@ def test_a_base_with_a_vector_is_a_model_like_others(base, sw, tmp_path):
     assert embeddings(tmp_path / "out") == pytest.approx(embeddings(both), abs=1e-5)
     metadata = metadata_load(tmp_path / "out" / "README.md")
     assert (metadata["license"], metadata["language"]) == ("mit", ["en", "sw"])
-    further, more = tuned(both, tmp_path / "further", 3), tmp_path / "more.safetensors"
+    further, more = tuned(both, tmp_path / "further", 3, license="mit"), tmp_path / "more.safetensors"
     assert command(both, further, "--alpha", 1, "--vector", more) == 0
     stored = TaskVector.load(more)
     assert (stored.base_name, stored.license) == ("base + sw.safetensors", "mit")

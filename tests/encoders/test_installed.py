@@ -143,14 +143,17 @@ def test_a_package_of_several_runs(tuned, starter_folder, tmp_path, monkeypatch,
     options += ["--notice", str(tmp_path / "NOTICE.md")]
     with pytest.raises(SystemExit):
         script.main(options)
-    assert "the build as --rebuild" in capsys.readouterr().err
+    assert "--runs requires --rebuild" in capsys.readouterr().err
     options += ["--rebuild", "scripts/this_test.sh"]
+    with pytest.raises(SystemExit):
+        script.main([*options[:4], *options[-4:]])
+    assert "made it, name the runs that were merged with --runs" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(SystemExit, match=r"is not the sum of .* with weight 0\.5: .* differs"):
         script.main([*options, "--runs", runs[0]])
     assert script.main(options) == 0
     card = (tmp_path / "both.md").read_text()
     assert "`tr`, 2 steps of 8 pairs in 1 language; `tr`, 2 steps of 8 pairs in 1 language; what each run" in card
-    assert "32 sentence pairs of 1 language with English" in card
+    assert "16 sentence pairs of 1 language with English" in card
     assert card.count("### Run ") == 2
     recorded = ModelCard(card).data.to_dict()["metaphrase"]
     assert [one["command"] for one in recorded["runs"]] == ["metaphrase train"] * 2

@@ -206,6 +206,8 @@ class TaskVector:
         joined = {"license": " AND ", "card": "\n\n"}
         for name, mark in joined.items():
             facts[name] = mark.join(dict.fromkeys(filter(None, (getattr(self, name), getattr(other, name))))) or None
+        if not (self.license and other.license):
+            facts["license"] = None
         spans = [one.directions for one in (self, other) if one.directions is not None]
         if spans:
             facts["directions"] = torch.linalg.svd(torch.cat(spans).double())[2][: max(map(len, spans))]

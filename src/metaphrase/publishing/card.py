@@ -66,6 +66,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             `chosen`, how the number was chosen.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
             pair were trained `toward` which of its embeddings, as in the term `anchor` of the recipe.
+        source: What the card of the model that this one was made from records about it.
         command: The command that reproduces the model.
         seed: Random seed.
         mlm_head: Description of the layers between the encoder and the vocabulary during training.
@@ -84,6 +85,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     merge: dict[str, Any] | None = None
     debias: dict[str, Any] | None = None
     teacher: dict[str, Any] | None = None
+    source: dict[str, Any] | None = None
     command: str | None = None
     seed: int | None = None
     mlm_head: str | None = None
@@ -238,6 +240,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "hardware": self.hardware,
             "versions": {"metaphrase": __version__} | self.version if self.command else None,
             "weights": self.weights,
+            "source": self.source,
         }
         return {key: value for key, value in facts.items() if value not in (None, [], {})}
 

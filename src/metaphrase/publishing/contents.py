@@ -26,8 +26,9 @@ from metaphrase.io.digests import file_facts, file_sha256
 
 CARD = constants.REPOCARD_NAME
 RECIPE = "recipe.yaml"
+NOTICE = "NOTICE.md"
 #: Files that accompany copies of a model. They are pushed with it, but a push deletes none in the repository.
-NOTICES = ("LICENSE", "NOTICE.md")
+NOTICES = ("LICENSE", NOTICE)
 #: Results that the Hub shows on the pages of benchmarks.
 EVAL_RESULTS = ".eval_results/metaphrase.yaml"
 #: A folder without this file does not load: it is deleted first and moved into place last.

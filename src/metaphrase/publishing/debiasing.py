@@ -245,6 +245,16 @@ def parallel_texts(
     return texts
 
 
+def check_directions(count: int, model: SentenceTransformer) -> None:
+    """Refuse more directions than the packaged languages differ in."""
+    most = min(len(parallel_texts()), model.get_embedding_dimension() or 0) - 1 if count else 0
+    if count > most:
+        raise UsageError(
+            f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "
+            f"but is {count}."
+        )
+
+
 def write_debiased(
     options: DebiasOptions,
     *,
@@ -341,6 +351,10 @@ def _check(options: DebiasOptions) -> None:
         if options.dev or options.guard:
             raise UsageError(
                 "--dev and --guard choose the number of directions. Pass them with --directions auto, or omit them."
+            )
+        if options.max_items != DebiasOptions.max_items:
+            raise UsageError(
+                "--max_items is a setting of --directions auto. Pass it with --directions auto, or omit it."
             )
         return
     if options.dev is None or not options.guard:

@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,10 +49,10 @@ from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.locks import LOCK, exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_writable
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
-from metaphrase.publishing.contents import CARD, NOTICES, RECIPE, weights_digests, write_manifest
+from metaphrase.publishing.contents import CARD, NOTICE, NOTICES, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
-from metaphrase.publishing.provenance import as_list, find_card, hub_base, stated
+from metaphrase.publishing.provenance import as_list, card_metadata, find_card, hub_base, stated
 from metaphrase.publishing.release import release
 
 logger = logging.getLogger(__name__)
@@ -228,6 +228,7 @@ def drafted(
     output_dir: str | Path,
     *,
     source: str | Path | None = None,
+    tuned: Sequence[Path] = (),
     card: AlignmentModelCardData | None = None,
 ) -> Iterator[Draft]:
     """Write a model to a temporary folder next to its destination and load it; it is deleted unless it is published.
@@ -237,8 +238,9 @@ def drafted(
     Args:
         model: The model.
         output_dir: The destination.
-        source: Folder of the original model, whose licence and notices are copied, and whose recipe, unless the card has one.
-        card: Data of its model card.
+        source: Folder of the original model, whose licence and notices are copied.
+        tuned: Folders of models that were merged into it, whose notices are added.
+        card: Data of its model card, with the recipe. Default: those of a model with the recipe of ``source``.
 
     Raises:
         UsageError: The destination exists.
@@ -249,9 +251,8 @@ def drafted(
     check_destination(output_dir)
     destination = Path(output_dir)
     with _staging(destination.resolve().parent) as folder:
-        card = card or AlignmentModelCardData()
-        recipe = card.recipe or (None if source is None else stored_recipe(Path(source)))
-        release(model, folder, recipe=recipe, card=card, prompts=model.prompts, folded=True)
+        card = card or AlignmentModelCardData(recipe=None if source is None else stored_recipe(Path(source)))
+        release(model, folder, recipe=card.recipe, card=card, prompts=model.prompts, folded=True)
         settings = folder / "config_sentence_transformers.json"
         content = json.loads(settings.read_text(encoding="utf-8"))
         content["default_prompt_name"] = model.default_prompt_name
@@ -259,7 +260,18 @@ def drafted(
         for name in NOTICES:
             if source is not None and (notice := model_file(Path(source), name)) is not None:
                 shutil.copyfile(notice, folder / name)
+        _add_notices(folder / NOTICE, tuned)
         yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
+
+
+def _add_notices(path: Path, folders: Iterable[Path]) -> None:
+    """Append the notices of models to a file, unless it contains them."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    for notice in filter(None, (model_file(folder, NOTICE) for folder in folders)):
+        new = notice.read_text(encoding="utf-8", errors="replace").strip()
+        text = text if new in text else f"{text.rstrip()}\n\n{new}\n".lstrip()
+    if text:
+        path.write_text(text, encoding="utf-8")
 
 
 @contextmanager
@@ -282,10 +294,20 @@ def _staging(parent: Path) -> Iterator[Path]:
 
 
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
-    """The card of a model that is made from another one, with the languages, the Hub id and, if it has one, the licence."""
+    """The card of a model that is made from another one.
+
+    It has the languages, the recipe and the Hub id of the other model, its licence, if it has one, and what its card records.
+    """
     licenses = stated(name, "license")
     license = licenses[0] if len(licenses) == 1 else None
-    card = AlignmentModelCardData(license=license, language=stated(name, "language") or None, **known)
+    base, vectors = split_vectors(name)
+    card = AlignmentModelCardData(
+        license=license,
+        language=stated(name, "language") or None,
+        recipe=stored_recipe(find_folder(base)[1]),
+        source=None if vectors or is_starter(name) else card_metadata(name).get("metaphrase"),
+        **known,
+    )
     card.base_model, card.base_model_revision = hub_base(model, name)
     return card
 
@@ -475,6 +497,7 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         command=command,
         weights=weights_digests(export.draft.folder),
         tags=["sentence-transformers", "metaphrase"],
+        source=own.get("metaphrase"),
     )
     kept = {key: value for key, value in own.items() if key not in _STALE}
     if is_starter(split_vectors(options.model)[0]):
@@ -493,8 +516,6 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         kept["language"] = as_list(kept["language"])
     card.register_model(export.draft.model)
     new = yaml.safe_load(card.to_yaml())
-    if "metaphrase" in own:
-        new["metaphrase"]["source"] = own["metaphrase"]
     tags = kept.get("tags") or []
     tags = [tags] if isinstance(tags, str) else tags
     head = new | kept | {"tags": [*tags, *(tag for tag in new["tags"] if tag not in tags)]}

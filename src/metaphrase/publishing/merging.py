@@ -49,14 +49,21 @@ from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Finite, Range, ch
 from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
-from metaphrase.io.files import write_json
+from metaphrase.io.files import read_json, write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
-from metaphrase.publishing.debiasing import DECLARATION, SAMPLED_TEXTS, debias, embed_languages, parallel_texts
+from metaphrase.publishing.debiasing import (
+    DECLARATION,
+    SAMPLED_TEXTS,
+    check_directions,
+    debias,
+    embed_languages,
+    parallel_texts,
+)
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
@@ -196,29 +203,34 @@ def merge(
         begin: Starts a progress bar: takes a text and a total, and returns a function that advances it.
 
     Raises:
-        UsageError: There is nothing to merge or to write, or an output exists.
-        ModelError: The models were not tuned from this base.
+        UsageError: There is nothing to merge or to write, the folder exists, or a model was tuned from another starter.
+        ModelError: The models do not have the weights of the base, in number and shape.
     """
     _check(options)
     base_name, *tuned = options.models
     notify(f"Loading {base_name} …")
     base = load_encoder(base_name)
+    check_directions(options.debias, base)
     vectors = []
     for name in tuned:
         notify(f"Loading {name} …")
-        vectors.append(_vector(base, base_name, name, without_prompts=without_prompts))
-    if not any(one.differences or one.directions is not None or one.prompts or one.settings for one in vectors):
-        raise UsageError(
-            f"{' and '.join(tuned)} changed nothing: the weights are those of {base_name}. Name the base first, then models "
-            "that were tuned from it."
-        )
-    if options.debias and any(one.directions is not None for one in vectors):
-        raise UsageError(f"{' or '.join(tuned)} projects directions out already. Omit --debias to keep these.")
+        vector = _vector(base, base_name, name, without_prompts=without_prompts)
+        if not (vector.differences or vector.directions is not None or vector.prompts or vector.settings):
+            raise UsageError(
+                f"{name} changed nothing: the weights are those of {base_name}. Name the base first, then models that were "
+                "tuned from it."
+            )
+        if options.debias and vector.directions is not None:
+            raise UsageError(
+                f"{name} already projects out directions of language identity. Omit --debias to keep them."
+            )
+        vectors.append(vector)
     curve = None
     if options.alpha == "auto":
         vector = combine(vectors, 1.0)
         curve = _choose(options, base, vector, begin)
         vector = replace(vector, alpha=curve.alpha)
+        write_curve(curve, None, options.curve)
     else:
         vector = combine(vectors, options.alpha)
     alpha: float | list[float] = vector.alpha
@@ -230,9 +242,9 @@ def merge(
             notify("Estimating directions of language identity …")
             embeddings = embed_languages(vector.apply(base), parallel_texts())
             vector = replace(vector, directions=language_directions(embeddings, options.debias)[0])
-        _write(options, base, vector, alpha, command)
-    if curve is not None:
-        write_curve(curve, Path(options.output_dir) if options.output_dir and written else None, options.curve)
+        _write(options, base, vector, alpha, command, chosen=None if curve is None else str(curve))
+    if curve is not None and written and options.curve is None:
+        write_curve(curve, Path(options.output_dir) if options.output_dir else None)
     return Merge(
         base=base_name,
         tuned=tuned,
@@ -278,15 +290,17 @@ def _write(
     vector: TaskVector,
     alpha: float | list[float],
     command: str | None,
+    chosen: str | None,
 ) -> None:
     """Write the encoder and the vector."""
     base_name, *tuned = options.models
     languages = {language for name in tuned for language in stated(name, "language")} | set(
         stated_languages(vector.card)
     )
+    names = [Path(name).resolve().name if is_local(name) else name for name in tuned]
     card = AlignmentModelCardData(
-        recipe=dict(vector.recipe) if vector.recipe else None,
-        merge={"alpha": alpha, "tuned": [Path(name).name if is_local(name) else name for name in tuned]},
+        recipe=dict(vector.recipe) if vector.recipe and alpha else None,
+        merge={"alpha": alpha, "tuned": names} | ({} if chosen is None else {"chosen": chosen}),
         command=command,
         language=sorted(languages) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
@@ -301,7 +315,8 @@ def _write(
         if options.output_dir is not None:
             merged = vector.apply(base)
             source = find_folder(split_vectors(base_name)[0])[1]
-            draft = stack.enter_context(drafted(merged, options.output_dir, source=source, card=card))
+            folders = [find_folder(split_vectors(name)[0])[1] for name in tuned if vector_file(name) is None]
+            draft = stack.enter_context(drafted(merged, options.output_dir, source=source, tuned=folders, card=card))
         if options.vector is not None:
             file = Path(options.vector).name
             text = vector_card(vector, file, f"{vector.base_name or 'BASE'} + {file}", languages=card.language)
@@ -388,12 +403,14 @@ def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_pro
         if pooling := (vector.settings or {}).get("pooling"):
             replace_pooling(base, pooling)
         return vector
+    _check_starter(base_name, name)
     tuned = load_encoder(name, device=str(base.device))
     pooling = pooling_of(tuned)
     is_new = "+" not in pooling and not has_pooling(base_name)
     if is_new:
         replace_pooling(base, pooling)
-    licenses = dict.fromkeys([*stated(base_name, "license"), *stated(name, "license")])
+    own = stated(name, "license")  # if it is unknown, so is that of the result
+    licenses = dict.fromkeys([*stated(base_name, "license"), *own]) if own else {}
     part, files = split_vectors(base_name)
     vector = TaskVector.between(
         base,
@@ -406,6 +423,18 @@ def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_pro
     if without_prompts and vector.prompts is None and tuned.prompts != base.prompts:
         vector = replace(vector, prompts={name: text or "" for name, text in tuned.prompts.items()})
     return replace(vector, settings={**(vector.settings or {}), "pooling": pooling}) if is_new else vector
+
+
+def _check_starter(base_name: str, name: str) -> None:
+    """Refuse a run of the starter if the base is a starter from another source, whose weights are rounded differently."""
+    file = Path(name) / "run.json"
+    if not is_starter(base_name) or not file.is_file():
+        return
+    start = str(read_json(file).get("base"))
+    if is_starter(start) and start != full_name(base_name):
+        raise UsageError(
+            f"{name} was tuned from {start}, but the base is {full_name(base_name)}. Name {start} as the base."
+        )
 
 
 def _public_name(name: str) -> str:

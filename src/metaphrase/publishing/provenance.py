@@ -87,17 +87,22 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
         return list(dict.fromkeys(of_all))
     if is_starter(name):
         return ["mit"] if key == "license" else []
-    if (card := find_card(name, repo_type=repo_type, revision=revision)) is None:
-        return []
-    try:
-        metadata = metadata_load(card) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        logger.debug("The card of %s could not be read: %s", name, error)
-        return []
+    metadata = card_metadata(name, repo_type=repo_type, revision=revision)
     found = metadata.get(key)
     if repo_type == "dataset" and found in ("other", ["other"]):
         found = metadata.get("license_name") or found
     return as_list(found)
+
+
+def card_metadata(name: str, *, repo_type: str = "model", revision: str | None = None) -> dict[str, Any]:
+    """Return the metadata of the card of a model or of a data set; none if it cannot be read."""
+    card = find_card(name, repo_type=repo_type, revision=revision)
+    try:
+        metadata = None if card is None else metadata_load(card)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        logger.debug("The card of %s could not be read: %s", name, error)
+        metadata = None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def as_list(value: Any) -> list[str]:

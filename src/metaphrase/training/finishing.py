@@ -21,7 +21,6 @@ from metaphrase.evaluation.guard_data import LabelledData, Part, load_guard_data
 from metaphrase.evaluation.guards import AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.similarity_structure import structure_texts
-from metaphrase.exceptions import UsageError
 from metaphrase.merging import TaskVector
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.publishing.debiasing import (
@@ -29,6 +28,7 @@ from metaphrase.publishing.debiasing import (
     MEASURED,
     SAMPLED_TEXTS,
     DirectionsCurve,
+    check_directions,
     choose_directions,
     debias,
     embed_languages,
@@ -74,12 +74,8 @@ def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
     for part in get_args(Part):
         _guard_data(config, part)
     directions: Any = config.debias
-    most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if directions else 0
-    if directions != "auto" and directions > most:
-        raise UsageError(
-            f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "
-            f"but is {directions}."
-        )
+    if directions != "auto":
+        check_directions(directions, model)
 
 
 def release_guards(
