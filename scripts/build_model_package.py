@@ -1,6 +1,6 @@
 """Build the pip package of a release of the starter: its task vector in 4 bits, digests, reference embeddings and a card.
 
-    python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
+    python scripts/build_model_package.py runs/demo models/demo-e5-small
     python scripts/build_model_package.py runs/sw models/swahili-e5-small --notice NOTICE.md --origin "Swahili news"
     python scripts/build_model_package.py runs/both models/both-e5-small --runs runs/sw runs/demo --rebuild "make both" \
         --notice NOTICE.md --origin "Swahili news"
@@ -396,7 +396,7 @@ def card(
     }
     merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
     if len(runs) > 1:
-        merged = f"; what each run changed is added to the base, with weight {alpha['alpha']:g}"
+        merged = f"; what each run changed is added to the base, with weight (alpha) {alpha['alpha']:g}"
     removed = removed and removed["directions"] and removed
     chosen = [one["chosen"] for one in (alpha, removed) if one and one.get("chosen")]
     limits = {
@@ -416,7 +416,7 @@ def card(
         recipe="; ".join(map(run_in_words, runs, options.runs)),
         merged=merged,
         debiased=f"; without {removed['directions']} directions of language identity" if removed else "",
-        chosen="".join(f". {sentence.removesuffix('.')}" for sentence in chosen),
+        chosen=". " + " ".join(chosen) if chosen else "",
         bits=BITS,
         megabytes=facts["file"].stat().st_size / 1e6,
         license=data["license"],

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train the next release of metaphrase-e5-small; an interrupted run resumes. Run it in the root of a clone.
+# Train the release metaphrase-e5-small; an interrupted run resumes. Run it in the root of a clone.
 #   scripts/metaphrase_e5_small.sh BENCHMARKS [OUTPUT]
 # BENCHMARKS contains software/xx-en.{train,dev}.tsv.gz, stsb and mlqa as guards, and test sets. Of each language, at most 12,000
 # pairs are drawn, without repeated sentences on either side. The tenth that the starter scores lowest is removed, and then all

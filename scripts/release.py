@@ -1,6 +1,6 @@
 """Reproduce the release of a model card from its recorded facts, and report differences.
 
-    python scripts/release.py metaphrase-e5-small --output runs/again
+    python scripts/release.py runs/demo/README.md --output runs/again
 
 The card's front matter records, under `metaphrase`, the command, the seed, and the SHA-256 of every training file and of
 the weights. The files are verified before training. The same command with the same versions produces the same weights on
