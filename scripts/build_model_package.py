@@ -308,7 +308,8 @@ def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
     files = {one: file_facts(folder / one) for one in (VECTOR_FILE, REFERENCE)}
     write_json(folder / MANIFEST, {"base_name": vector.base_name, **digests, "files": files, "versions": versions()})
     facts = {"vector": vector, "file": file, "difference": difference, "references": len(texts)}
-    facts |= {"merged": digests["weights"], "hashes": [model_hash(tuned), model_hash(merged)]}
+    measured = [merged] if options.merged else [tuned, merged]
+    facts |= {"merged": digests["weights"], "hashes": [model_hash(one) for one in measured]}
     facts |= {"origin": options.origin or "text of unknown origin", "rebuild": options.rebuild}
     (folder / CARD).write_text(card(name, options, runs, merged, facts), encoding="utf-8")
     (folder / "LICENSE").write_text(LICENSE, encoding="utf-8")

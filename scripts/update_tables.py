@@ -186,23 +186,28 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
             raise ValueError(
                 f"Suite {one['suite']!r} was measured with other encoders than suite {content['suite']!r}."
             )
+        if one["settings"]["bf16"] != content["settings"]["bf16"]:
+            raise ValueError("Some suites were measured in bfloat16, others in float32. Measure all in one precision.")
     parts, kept = {}, {"scores": {}, "skipped": {}, "failed": []}
     for one in contents:
         parts |= one["parts"]
         kept["scores"] |= {name: _kept_score(one, name) for name in one["scores"]}
         kept["skipped"] |= one["skipped"]
         kept["failed"] += one["failed"]
+    measured = parts.keys() | {part["suite"] for part in parts.values()}  # each result may lack the data of the others
+    kept["skipped"] = {name: reason for name, reason in kept["skipped"].items() if name not in measured}
     kept |= {
-        "suites": [one["suite"] for one in contents],
+        "suites": list(dict.fromkeys(one["suite"] for one in contents)),
         "models": {side: result["model"] for side, result in sides.items()},
         "hashes": {side: result["model_hash"] for side, result in sides.items()},
         "seed": content["settings"]["seed"],
+        "bf16": content["settings"]["bf16"],
         "hardware": next(iter(parts.values()))["hardware"],
         "versions": content["versions"],
     }
     stored = read_json(path) if path.exists() else {}
-    if [stored.get(key) for key in ("hashes", "seed")] == [kept["hashes"], kept["seed"]]:
-        lacking = {name: reason for name, reason in stored["skipped"].items() if name not in parts}
+    if all(stored.get(key) == kept[key] for key in ("hashes", "seed", "bf16")):
+        lacking = {name: reason for name, reason in stored["skipped"].items() if name not in measured}
         kept["skipped"] = lacking  # a part of the data lacks most suites
         kept["failed"] = [name for name in dict.fromkeys([*stored["failed"], *kept["failed"]]) if name not in parts]
         kept["scores"] = stored["scores"] | kept["scores"]
@@ -274,13 +279,13 @@ def suites_table(content: dict[str, Any]) -> str:
             tested = test_cells(one) if group == "average" else ["", ""]
             rows.append([label, f"{measure}, xx→en / en→xx", *cells, *tested])
     lines = markdown(["benchmark", "measure", "starter", "release", "difference", ""], "llrrrl", rows)
+    suites = ", ".join(f"`--suite {suite}`" for suite in content["suites"])
     lines += [
         *footnotes(lines),
         "",
-        f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and "
-        f"{', '.join(f'`--suite {suite}`' for suite in content['suites'])}, seed "
-        f"{content['seed']} ({cores(content['hardware'])}). Differences compare means over languages (of "
-        "both directions, if measured), with 95 % paired bootstrap intervals.",
+        f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and {suites}, "
+        f"{setting_words(content)}. Differences compare means over languages (of both directions, if measured), with 95 % "
+        "paired bootstrap intervals.",
         *(f"Not measured: {name}, because its data could not be loaded." for name in content["skipped"]),
     ]
     return "\n".join(lines)
@@ -388,11 +393,13 @@ def headline_table(content: dict[str, Any]) -> str:
         cells = [*(score_cell(one, side) for side in SIDES), *test_cells(one)]
         rows.append([label.format(languages=one["languages"]), measure_words(one), *cells])
     lines = markdown(["benchmark", "measure", "starter", "release", "difference [95 %]", ""], "llrrrl", rows)
-    hardware = cores(content["hardware"])
-    caption = (
-        f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
-    )
+    caption = f"One run of each encoder, {setting_words(content)}. Intervals are paired bootstrap intervals."
     return "\n".join([*lines, *footnotes(lines), "", caption])
+
+
+def setting_words(content: dict[str, Any]) -> str:
+    """State seed, precision and hardware of suites."""
+    return f"seed {content['seed']}{', in bfloat16' if content['bf16'] else ''} ({cores(content['hardware'])})"
 
 
 def measure_words(one: dict[str, Any]) -> str:

@@ -39,8 +39,8 @@ def test_results_of_some_suites_do_not_replace_all(load_script, tmp_path, capsys
     stored = tmp_path / "suites.json"
     stored.write_text('{"scores": {"stsb": {"languages": 2}, "tatoeba": {"languages": 3}}}')
     result = {"scores": {}, "skipped": {}, "failed": [], "suite": "sts", "model": "m", "model_hash": "1"}
-    part = {"stsb": {"seconds": 1, "hardware": {}}}
-    result |= {"parts": part, "settings": {"seed": 0}, "versions": {}, "comparisons": {}}
+    part = {"stsb": {"seconds": 1, "suite": "sts", "hardware": {}}}
+    result |= {"parts": part, "settings": {"seed": 0, "bf16": False}, "versions": {}, "comparisons": {}}
     result["baseline"] = {"parts": part, "model": "starter", "model_hash": "2", "scores": {}}
     (tmp_path / "results.json").write_text(json.dumps(result))
     before = stored.read_bytes()
@@ -62,8 +62,25 @@ def suite_results(name, kinds, **changes):
     hardware = {"machine": "x", "cpus": 2, "threads": 2}
     one = {"scores": {name: score}, "parts": {name: {"seconds": 120, "suite": "xsim++", "hardware": hardware}}}
     one |= {"skipped": {}, "failed": [], "suite": "xsim++", "model": "m", "model_hash": "1", "comparisons": {}}
-    one |= {"settings": {"seed": 0}, "versions": {}}
+    one |= {"settings": {"seed": 0, "bf16": False}, "versions": {}}
     return one | {"baseline": one | {"model": "starter", "model_hash": "2"}} | changes
+
+
+def test_results_on_parts_of_the_data_are_joined(load_script, tmp_path):
+    tables = load_script("update_tables")
+    path, files = tmp_path / "suites.json", [tmp_path / "one.json", tmp_path / "two.json"]
+    one = suite_results("udhr xsim++", {"all": 9}, suite="all", skipped={"sts": "no data", "sts22": "offline"})
+    two = suite_results("tatoeba xsim++", {"all": 4}, suite="all", skipped={"xsim++": "no data", "sts22": "offline"})
+    for file, content in zip(files, (one, two), strict=True):
+        file.write_text(json.dumps(content))
+    tables.keep_suites(files, path)
+    content = json.loads(path.read_text())
+    assert content["suites"] == ["all"]
+    assert content["scores"].keys() == {"udhr xsim++", "tatoeba xsim++"}
+    assert content["skipped"] == {"sts": "no data", "sts22": "offline"}  # xsim++ was measured
+    files[1].write_text(json.dumps(two | {"settings": {"seed": 0, "bf16": True}}))
+    with pytest.raises(ValueError, match="others in float32"):
+        tables.keep_suites(files, path)
 
 
 def test_results_of_the_same_encoders_are_added(load_script, tmp_path, monkeypatch):
