@@ -81,7 +81,7 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(
     command += ["--minutes", "0.02", "--anchor", "1", "--output_dir", str(output), "--json"]
     command += ["--data_license", "cc-by-4.0"]
     assert main(command) == 0
-    assert loaded == ([str(tiny_encoder_dir), str(output)], [[str(corpus)]], ["demo", "dev", "held-out", "udhr"])
+    assert loaded == ([str(tiny_encoder_dir), str(output)], [[str(corpus)]], ["demo", "udhr", "dev", "held-out"])
     result = json.loads(capsys.readouterr().out)
     assert any(line.startswith("Swahili (sw): ") for line in result["verdict"])
     assert result["languages"]["sw"]["verdict"] in ("better", "tie", "worse")
@@ -277,6 +277,16 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
     assert "plan.json, which describes its run, is missing or was damaged" in capsys.readouterr().err
 
 
+def test_a_refused_adaptation_changes_no_data(command, trained, tmp_path, capsys):
+    assert main(command) == 0
+    data = {path: path.read_bytes() for path in (tmp_path / "out" / "data").rglob("*") if path.is_file()}
+    assert main([*command, "--replay", "0", "--retention_languages", "xx"]) == 2
+    assert main([*command, "--replay", "0", "--guard", str(tmp_path / "typo")]) == 2
+    assert main(with_corpus(command, write(tmp_path / "other.tsv", lines_of("sw", 390)))) == 2
+    assert "holds the release of a run on other pairs" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in data} == data
+
+
 def test_a_folder_in_use_is_left_alone(command, trained, tmp_path, capsys, fault):
     child = holder(tmp_path / "out", tmp_path / "log")
     status = main(command)
@@ -320,7 +330,9 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
     best = max(scores, key=scores.get)
     assert run["steps"] == best + 2 * adapt.PATIENCE < 24
     released = (output / "model.safetensors").read_bytes()
-    assert [path.name for path in checkpoint_folders(output)] == [f"checkpoint-{best}"]
+    assert [path.name for path in checkpoint_folders(output)] == [f"checkpoint-{best}", f"checkpoint-{run['steps']}"]
+    monkeypatch.setattr(AlignmentTrainer, "training_step", lambda *args, **kwargs: pytest.fail("it was trained again"))
+    assert main([*command, "--merge", "1"]) == 0
     output.rename(whole)
     monkeypatch.setattr(AlignmentTrainer, "training_step", stopped)
     with pytest.raises(SystemExit, match="143"):

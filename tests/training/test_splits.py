@@ -45,7 +45,11 @@ def test_what_one_language_holds_out_no_other_is_trained_on():
     for pairs in (splits["sw"].train, splits["te"].train, mixed_in):
         assert held.isdisjoint(normalised(side) for pair in pairs for side in pair)
         assert len(pairs) > 500
+    tested = {normalised(side) for one in splits.values() for pair in one.test for side in pair}
+    for one in splits.values():
+        assert tested.isdisjoint(normalised(side) for pair in one.dev for side in pair)
     alone = [split(own[code], seed=1) for code in own]
+    assert any(not tested.isdisjoint(normalised(target) for _, target in one.dev) for one in alone)
     assert any(not held.isdisjoint(normalised(target) for _, target in one.train) for one in alone)
     for code, one in splits.items():
         assert len(one.train) + len(one.dev) + len(one.test) + one.excluded == len(sets[code].sources)

@@ -94,9 +94,9 @@ def language_code(name: str) -> str:
 
 
 def split_languages(items: Iterable[str]) -> list[str]:
-    """Split codes of languages at commas and spaces, and check them with :func:`language_code`.
+    """Split codes of languages at commas and spaces, and check them with :func:`language_code`; each counts once.
 
-    >>> split_languages(["sw,tel", "ne"])
+    >>> split_languages(["sw,tel", "ne swh"])
     ['sw', 'te', 'ne']
     """
-    return [language_code(item) for item in split_list(items)]
+    return list(dict.fromkeys(language_code(item) for item in split_list(items)))

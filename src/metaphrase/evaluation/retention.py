@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE
 from metaphrase.io.arguments import AtLeast0, checked
 
@@ -92,13 +93,16 @@ def overall_verdict(
     >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"similarity structure": {"verdict": "kept"}})
     'Better at udhr; kept: other languages (udhr), similarity structure.'
     """
-    verdicts = {name: one["pooled"]["verdict"] for name, one in comparisons.items()}
+    verdicts = {name: verdict_shown(one["pooled"]) for name, one in comparisons.items()}
     verdicts |= {f"other languages ({name})": one["verdict"] for name, one in retained.items()}
-    verdicts |= {f"{name} (guard)" if name in comparisons else name: row["verdict"] for name, row in abilities.items()}
+    verdicts |= {
+        f"{name} (guard)" if name in comparisons else name: verdict_shown(row) for name, row in abilities.items()
+    }
     words = {
         "better": "better at ",
         "worse": "worse at ",
         "tie": "a tie: ",
+        "too few to tell": "too few items to tell: ",
         "uncertain": "uncertain: ",
         "kept": "kept: ",
     }

@@ -46,11 +46,11 @@ from metaphrase.training.checks import check_directions, check_guards
 from metaphrase.training.configuration import RunConfig, flags_of
 from metaphrase.training.corpora import with_links
 from metaphrase.training.demo import demo_settings
-from metaphrase.training.finishing import encoded_texts
+from metaphrase.training.finishing import check_finish, encoded_texts
 from metaphrase.training.planning import EVALUATIONS, PATIENCE, Plan, count_prompts, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.results import RunResult
-from metaphrase.training.run import Inputs, TrainingRun
+from metaphrase.training.run import VERDICT, Inputs, TrainingRun
 from metaphrase.training.splits import Pair, Split, file_name, held_out, replay, split_all, write_split
 
 logger = logging.getLogger(__name__)
@@ -280,27 +280,37 @@ class Adaptation:
 
         Word links are added to the pairs if the recipe reads them; they are stored beside the folder.
         """
+        retained = retention_sets(self.config.retention_languages, splits, replayed)
+        encoder = load_encoder(self.config.model, default_pooling=Recipe.load(self.config.recipe).pooling)
+        check_finish(encoder, self._release)  # before the data of an earlier run are replaced
         folders = write_data(data, splits, replayed)
         path = write_json(data / RECIPE, recipe_content(self.config))  # JSON is YAML, and writes floats exactly
         recipe, corpus = Recipe.load(path), load_corpus(folders["training"])
         if "alignment" in recipe.columns:
             corpus = replace(corpus, dataset=with_links(corpus.dataset, recipe, data.parent))
         inputs = Inputs(
-            encoder=load_encoder(self.config.model, default_pooling=recipe.pooling),
+            encoder=encoder,
             corpus=corpus,
             dev=load_parallel_folder(folders["dev"], languages=list(splits), split="dev"),
             tests={
                 HELD_OUT: load_parallel_folder(folders[HELD_OUT], languages=list(splits), split="test"),
-                RETENTION: retention_sets(self.config.retention_languages, splits, replayed),
+                RETENTION: retained,
             },
         )
         return path, inputs
+
+    @property
+    def _release(self) -> RunConfig:
+        """What is done after training."""
+        return RunConfig(
+            model=self.config.model, merge=self.config.merge, guard=self.config.guard, debias=self.config.debias
+        )
 
     def _plan(self, splits: Splits, replayed: Replayed, recipe: Path, inputs: Inputs) -> Plan:
         """Plan the run and log the plan."""
         assert inputs.encoder is not None
         assert inputs.corpus is not None
-        release = RunConfig(merge=self.config.merge, guard=self.config.guard, debias=self.config.debias)
+        release = self._release
         dev, tests = inputs.dev or {}, inputs.tests or {}
         if release.debias:  # its directions are estimated on the other articles
             tests = {name: articles_of(sets, "even") for name, sets in tests.items()}
@@ -320,6 +330,7 @@ class Adaptation:
 
     def _train(self, splits: Splits, replayed: Replayed) -> AdaptationResult:
         """Train and measure in a folder that no other process writes to."""
+        parts = sorted(splits.items())
         asked = {
             "model": self.config.model,
             "languages": sorted(splits),
@@ -327,7 +338,8 @@ class Adaptation:
             "minutes": self.config.minutes,
             "replay": self.config.replay,
             "seed": self.config.seed,
-            "pairs": pairs_digest(splits, replayed),
+            "pairs": digest([[(name, one.train, one.dev, one.test) for name, one in parts], sorted(replayed.items())]),
+            HELD_OUT: digest([(name, one.test) for name, one in parts]),
         }
         plan = plan_of_checkpoints(self.output, asked)
         recipe, inputs = self._load(self.data, splits, replayed)
@@ -370,7 +382,7 @@ class Adaptation:
             load_best_model_at_end=True,
             metric_for_best_model="eval_dev_mean_accuracy",
             greater_is_better=True,
-            save_total_limit=1,
+            save_total_limit=2,  # the best and the last one, from which a repeated command goes on without training
             logging_steps=5,
             resume_from_checkpoint="true",
             disable_tqdm=not self.show_progress,
@@ -408,7 +420,7 @@ class Adaptation:
             findings=self.findings,
             seconds=round(time.time() - self.started, 1),
         )
-        write_json(self.output / "verdict.json", verdict.to_dict())
+        write_json(self.output / VERDICT, verdict.to_dict())
         return verdict
 
 
@@ -470,23 +482,30 @@ def other_languages(config: AdaptationConfig, sets: Mapping[str, ParallelSet]) -
     return {language: pairs for language, pairs in packaged.items() if language not in sets}
 
 
-def pairs_digest(splits: Splits, kept: Replayed) -> str:
-    """Digest of all pairs: those for training, early stopping and evaluation."""
-    parts = [[language, one.train, one.dev, one.test] for language, one in sorted(splits.items())]
-    return xxhash.xxh3_64_hexdigest(json.dumps([parts, sorted(kept.items())]).encode())
+def digest(pairs: Any) -> str:
+    """Digest of pairs."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(pairs).encode())
 
 
 def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
-    """The plan of the run whose checkpoints a folder contains, to keep its schedule; None without checkpoints."""
-    if not (present := checkpoint_folders(output, staged=True)):
-        return None
+    """The plan of the run whose checkpoints a folder contains, to keep its schedule; None without checkpoints.
+
+    The release of another run is not replaced: the new held-out pairs may be among those that it was trained on.
+    """
     hint = "Choose another --output_dir, or delete that folder to start over."
-    if (left := read_part(output / PLAN)) is None:
+    left = read_part(output / PLAN)
+    now = json.loads(json.dumps(asked))
+    if not (present := checkpoint_folders(output, staged=True)):
+        if left is not None and (output / VERDICT).exists() and left["asked"].get(HELD_OUT) != now[HELD_OUT]:
+            raise CheckpointError(
+                f"{output} holds the release of a run on other pairs, which would be replaced. {hint}"
+            )
+        return None
+    if left is None:
         raise CheckpointError(
             f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or was damaged. {hint}"
         )
     plan, before = Plan(**left["plan"]), left["asked"]
-    now = json.loads(json.dumps(asked))
     if changed := differences(before, now):
         raise CheckpointError(
             f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. Use the original options to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import time
@@ -45,6 +46,16 @@ TRIAL_PAIRS = 64
 TIMED_TEXTS = 64
 #: File in which Linux reports its memory, in units of 1024 bytes.
 MEMORY_FACTS = Path("/proc/meminfo")
+#: Files of the memory limit and of the used memory of a container, and the page cache in its statistics; versions 2 and 1 of
+#: Linux' control groups.
+CONTAINER_FACTS = [
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"), "inactive_file"),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        "total_inactive_file",
+    ),
+]
 #: Free memory assumed if the system does not report it, in bytes.
 UNKNOWN_MEMORY = 8e9
 
@@ -125,14 +136,29 @@ def plan_run(
 
 
 def free_memory() -> float:
-    """Free memory in bytes; the page cache, which the system gives up for programs, counts as free."""
+    """Free memory in bytes; the page cache, which the system gives up for programs, counts as free.
+
+    In a container it is at most what the container may still use.
+    """
     with suppress(OSError, StopIteration):  # systems other than Linux have no such file
         lines = MEMORY_FACTS.read_text(encoding="utf-8").splitlines()
-        return 1024.0 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+        free = 1024.0 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+        return min(free, _left_in_container())
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError):
         return UNKNOWN_MEMORY
+
+
+def _left_in_container() -> float:
+    """The memory limit of the control group minus its use without page cache, in bytes; infinite without a limit."""
+    for limit, used, cache in CONTAINER_FACTS:
+        with suppress(OSError, ValueError, StopIteration):  # no control group of this version, or "max"
+            most = int(limit.read_text(encoding="utf-8"))
+            lines = (limit.parent / "memory.stat").read_text(encoding="utf-8").splitlines()
+            cached = int(next(line.split()[1] for line in lines if line.startswith(f"{cache} ")))
+            return most - int(used.read_text(encoding="utf-8")) + float(cached)
+    return math.inf
 
 
 def faster_precision(model: SentenceTransformer, *trial: Any, **settings: Any) -> tuple[torch.dtype, float]:
@@ -279,7 +305,7 @@ def make_plan(
     *, pairs: int, replayed: int, fit: Fit, step: tuple[torch.dtype, float], measuring_seconds: float, minutes: float
 ) -> Plan:
     """Choose settings by data, time and memory. ``step`` is the result of `faster_precision`."""
-    batch = batch_size_for(pairs + replayed)
+    batch = min(batch_size_for(pairs + replayed), pairs + replayed)
     reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs", *fit.reasons]
     wanted = max(EPOCHS * (pairs + replayed) // batch, 1)
     dtype, seconds_per_step = step

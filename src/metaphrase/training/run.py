@@ -78,6 +78,9 @@ from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
 
+#: File of the verdict of an adaptation, in the folder of its release.
+VERDICT = "verdict.json"
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -320,6 +323,7 @@ class TrainingRun:
         """
         remove_curve(self.output)
         remove_report(self.output)
+        (self.output / VERDICT).unlink(missing_ok=True)
         finished = finish(
             self.encoder, self.config, pooling=self.recipe.pooling, dev=self.dev, show_progress=self._show_progress
         )

@@ -64,8 +64,15 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
 
 
 def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
-    """Hold out pairs of every language; a sentence held out in one language is excluded from training in all languages."""
+    """Hold out pairs of every language.
+
+    Sentences that are held out in one language are not trained on in others, and its test sentences are in no dev set.
+    """
     splits = {language: split(pairs, seed=seed) for language, pairs in sets.items()}
+    tested = {normalised(side) for one in splits.values() for pair in one.test for side in pair}
+    for language, one in splits.items():  # languages may be translations of the same sentences
+        dev = without(one.dev, tested)
+        splits[language] = replace(one, dev=dev, excluded=one.excluded + len(one.dev) - len(dev))
     held = held_out(splits.values())
     for language, one in splits.items():
         train = without(one.train, held)
