@@ -13,7 +13,9 @@ and Ney 2003), and xsim++ (Chen et al. 2023) with LASER's ratio margin. With ``-
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -47,8 +49,8 @@ def measured_split(data: Path) -> str:
 
 def topics(data: Path, language: str, split: str) -> list[list[str]]:
     """Rows ``index_id, category, text`` of SIB-200."""
-    lines = read(next((data / "sib200").glob(f"{language}.{split}.tsv*"))).splitlines()
-    return [line.split("\t") for line in lines[1:]]
+    text = read(next((data / "sib200").glob(f"{language}.{split}.tsv*")))
+    return list(csv.reader(io.StringIO(text, newline=""), delimiter="\t"))[1:]
 
 
 def questions(data: Path, language: str) -> tuple[list[str], list[int], list[str]]:

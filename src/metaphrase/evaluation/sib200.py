@@ -9,6 +9,7 @@ Languages and Dialects". The sentences come from FLORES-200.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -196,18 +197,24 @@ def _read(language: str, files: Mapping[str, Path], *, by_id: bool) -> TopicSet:
 
 
 def _rows(split: str, path: Path) -> list[tuple[str, str, str, str]]:
-    with open_text(path, newline=None) as file:
-        header, *lines = file.read().removesuffix("\n").split("\n")
-    if header.split("\t") != ["index_id", "category", "text"] or not lines:
-        raise DataError(
-            f"{path} must have the header index_id, category, text and a sentence, but has {header[:80]!r}."
-        )
-    rows = []
-    for number, line in enumerate(lines, 2):
-        fields = line.split("\t")
-        if len(fields) != 3:
-            raise DataError(f"{path}:{number}: a line must have 3 columns, but has {len(fields)}: {line[:80]!r}.")
-        rows.append((split, fields[0], fields[1], fields[2]))
+    rows: list[tuple[str, str, str, str]] = []
+    with open_text(path, newline="") as file:
+        reader = csv.reader(file, delimiter="\t", strict=True)  # as pandas wrote it: texts with quotes are quoted
+        try:
+            if (header := next(reader, [])) != ["index_id", "category", "text"]:
+                found = "\t".join(header)[:80]
+                raise DataError(f"{path} must have the header index_id, category, text, but has {found!r}.")
+            for fields in reader:
+                if len(fields) != 3:
+                    raise DataError(
+                        f"{path}:{reader.line_num}: a line must have 3 columns, but has {len(fields)}: "
+                        f"{' '.join(fields)[:80]!r}."
+                    )
+                rows.append((split, fields[0], fields[1], fields[2]))
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.line_num}: {error}.") from error
+    if not rows:
+        raise DataError(f"{path} has no sentence after its header.")
     if len({row[1] for row in rows}) < len(rows):
         raise DataError(f"{path} has an id more than once. Each sentence must have its own.")
     return rows
