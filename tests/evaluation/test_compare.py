@@ -2,11 +2,19 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.measures import MEASURES, STS_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result
-from metaphrase.evaluation.significance import holm, percentile_interval, resampled_means, two_sided_p_value
+from metaphrase.evaluation.significance import (
+    cluster_scores,
+    holm,
+    percentile_interval,
+    resampled_means,
+    sign_flip_p_value,
+    two_sided_p_value,
+)
 from metaphrase.exceptions import DataError, DataMismatchError
 
 
@@ -38,7 +46,7 @@ def sides():
     before = {language: rng.integers(0, 2, n).tolist() for language, n in (("te", 60), ("sw", 45), ("vi", 80))}
     after = {
         language: [max(one, int(rng.random() < gain)) for one in before[language]]
-        for language, gain in (("te", 0.5), ("sw", 0.0), ("vi", 0.1))
+        for language, gain in (("te", 0.5), ("sw", 0.0), ("vi", 0.3))
     }
     return before, after
 
@@ -49,7 +57,9 @@ def test_rows_are_those_of_the_paired_bootstrap(sides, statistic):
     compared = compare(*(items_result(one, statistic=statistic) for one in sides), resamples=500, seed=3)
     gained = {language: np.subtract(after[language], before[language]) for language in after}
     drawn = {language: resampled_means({"": one}, resamples=500, seed=3) for language, one in gained.items()}
-    p_values = {language: two_sided_p_value(one) for language, one in drawn.items()}
+    p_values = {
+        language: max(two_sided_p_value(one), sign_flip_p_value(gained[language])) for language, one in drawn.items()
+    }
     adjusted = holm(p_values)
     assert list(compared["languages"]) == list(after)
     for language, one in gained.items():
@@ -126,7 +136,6 @@ def test_a_measure_scores_equal_sides_as_a_tie(statistic):
     assert not resampled.pooled.any()
     expected = {
         "hits": 75,
-        "shared_hits": 75,
         "misses": 25,
         "items": 50,
         "shared_items": 50,
@@ -136,6 +145,37 @@ def test_a_measure_scores_equal_sides_as_a_tie(statistic):
         "chunk_f1": 60,
     }
     assert measure.score(items["sw"]) == pytest.approx(expected[statistic])
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "verdict"), [(5, 0, "tie"), (6, 0, "better"), (0, 6, "worse"), (8, 1, "better")]
+)
+def test_a_few_changes_are_no_proof(gained, lost, verdict):
+    """The p-value is at least that of the sign test, which is 0.0625 for five gains and no loss."""
+    before = [0.0] * gained + [1.0] * (300 - gained)
+    after = [1.0] * gained + [0.0] * lost + [1.0] * (300 - gained - lost)
+    row = compare(items_result({"sw": before}), items_result({"sw": after}))["pooled"]
+    assert row["verdict"] == verdict
+    assert row["p_value"] >= binomtest(gained, gained + lost).pvalue - 1e-9
+
+
+def test_sentences_that_languages_share_are_drawn_together():
+    """The interval of the mean covers the truth as often as it claims, although languages share sentences in part."""
+    rng = np.random.default_rng(0)
+    covered, alone = 0, 0
+    for _ in range(300):
+        easy = rng.random(60)  # how easily a sentence is found in any language
+        ids = {f"l{at}": np.sort(rng.choice(60, size, replace=False)) for at, size in enumerate((60, 50, 40, 30) * 4)}
+        items = {language: (rng.random(len(known)) < easy[known]).astype(float) for language, known in ids.items()}
+        for clusters in (cluster_scores(items, {one: known.tolist() for one, known in ids.items()}), None):
+            drawn = items if clusters is None else {"": clusters}
+            low, high = percentile_interval(resampled_means(drawn, resamples=400, seed=1))
+            if clusters is None:
+                alone += low <= 50 <= high
+            else:
+                covered += low <= 50 <= high
+    assert covered / 300 > 0.9
+    assert alone / 300 < 0.75
 
 
 def test_correlations_are_resampled_less_often():

@@ -15,8 +15,12 @@ from metaphrase.evaluation.significance import (
     CONFIDENCE,
     RESAMPLES,
     Verdict,
+    cluster_scores,
+    cluster_sums,
     holm,
     percentile_interval,
+    resampled_means,
+    sign_flip_p_value,
     two_sided_p_value,
     verdict,
 )
@@ -102,8 +106,21 @@ def compare(
     items = [{language: one.items(language) for language in after.languages} for one in (before, after)]
     resampled = measure.resample(*items, resamples=resamples, seed=seed)
     scores = [{language: measure.score(one) for language, one in side.items()} for side in items]
+    changes, ids = measure.changes(*items), after.item_ids()
+    contribution_k = None
+    if changes is not None:
+        contribution_k = cluster_sums(changes, ids)
+        if ids is not None:
+            pooled_r = resampled_means({"": cluster_scores(changes, ids)}, resamples=resamples, seed=seed)
+            resampled = resampled._replace(pooled=pooled_r)
     rows = {
-        language: _row(scores[0][language], scores[1][language], resampled.languages[language], one.n or 0)
+        language: _row(
+            scores[0][language],
+            scores[1][language],
+            resampled.languages[language],
+            None if changes is None else changes[language],
+            one.n or 0,
+        )
         for language, one in after.languages.items()
     }
     sign = -1 if after.lower_is_better else 1
@@ -112,7 +129,7 @@ def compare(
         row["p_adjusted"] = p_adjusted
         row["verdict"] = verdict(sign * row["difference"], p_adjusted)
     old, new = (float(np.mean(list(side.values()))) for side in scores)
-    pooled = _row(old, new, resampled.pooled, sum(row["n"] for row in rows.values()))
+    pooled = _row(old, new, resampled.pooled, contribution_k, sum(row["n"] for row in rows.values()))
     pooled["languages"] = len(rows)
     pooled["verdict"] = verdict(sign * pooled["difference"], pooled["p_value"])
     return {
@@ -177,14 +194,21 @@ def check_comparable(before: Result, after: Result) -> None:
             )
 
 
-def _row(before: float, after: float, difference_r: NDArray[np.float64], n: int) -> ComparedRow:
-    """A row without a verdict."""
+def _row(
+    before: float,
+    after: float,
+    difference_r: NDArray[np.float64],
+    change_n: NDArray[np.float64] | None,
+    n: int,
+) -> ComparedRow:
+    """A row without a verdict. ``change_n`` is what each item adds to the difference, if it is a sum over items."""
+    exact = 0.0 if change_n is None else sign_flip_p_value(change_n)
     return {
         "before": before,
         "after": after,
         "difference": after - before,
         "interval": list(percentile_interval(difference_r)),
-        "p_value": two_sided_p_value(difference_r),
+        "p_value": max(two_sided_p_value(difference_r), exact),
         "n": n,
         "verdict": "tie",
     }

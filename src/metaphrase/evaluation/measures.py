@@ -62,6 +62,10 @@ class Measure(ABC):
     def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
         """Resample the items of both sides together."""
 
+    def changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, NDArray[np.float64]] | None:
+        """What each item of a language adds to the difference; None if the difference is not a mean over items."""
+        return None
+
 
 class MeanOfItems(Measure):
     """Mean of item scores, such as the accuracy of fine-tuned models."""
@@ -79,13 +83,17 @@ class MeanOfItems(Measure):
 
     def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
         """Resample the differences of each language with the same seed, and those of all languages once more."""
-        differences = item_differences(before, after)
-        sign = -1 if self.lower_is_better else 1
+        changes = self.changes(before, after)
         languages = {
-            language: sign * resampled_means({"": one_n}, resamples=resamples, seed=seed)
-            for language, one_n in differences.items()
+            language: resampled_means({"": one_n}, resamples=resamples, seed=seed)
+            for language, one_n in changes.items()
         }
-        return Resampled(languages, sign * resampled_means(differences, resamples=resamples, seed=seed))
+        return Resampled(languages, resampled_means(changes, resamples=resamples, seed=seed))
+
+    def changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+        """Differences of the items, shape ``(n,)`` each; of ``1 − item`` for errors."""
+        sign = -1 if self.lower_is_better else 1
+        return {language: sign * one_n for language, one_n in item_differences(before, after).items()}
 
 
 class Hits(MeanOfItems):
@@ -97,18 +105,6 @@ class Hits(MeanOfItems):
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
         """Score of each pair in [0, 1], shape ``(n,)``."""
         return np.mean([[hit == "1" for hit in details[direction]["hits"]] for direction in DIRECTIONS], axis=0)
-
-
-class SharedHits(Hits):
-    """Accuracy of retrieval among translations of one set: the languages share the resampled pairs."""
-
-    test = "paired bootstrap over pairs, mean of both directions, the same pairs in all languages"
-
-    def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
-        """Resample the differences of each language, and their means over languages."""
-        differences = list(item_differences(before, after).values())
-        pooled = resampled_means({"": np.mean(differences, axis=0)}, resamples=resamples, seed=seed)
-        return super().resample(before, after, resamples=resamples, seed=seed)._replace(pooled=pooled)
 
 
 class Misses(Hits):
@@ -271,7 +267,6 @@ class ChunkF1(ScoreOfCounts):
 #: Measures by the name that results store as ``statistic``.
 MEASURES: dict[str, Measure] = {
     "hits": Hits(),
-    "shared_hits": SharedHits(),
     "misses": Misses(),
     "items": MeanOfItems(),
     "shared_items": SharedItems(),

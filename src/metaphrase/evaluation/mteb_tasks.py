@@ -48,7 +48,7 @@ from metaphrase.evaluation.sib200 import TopicSet, measured
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import checked
-from metaphrase.io.digests import file_sha256, model_hash
+from metaphrase.io.digests import encoder_digest, file_sha256
 from metaphrase.io.environment import versions
 from metaphrase.io.files import replace_text
 from metaphrase.io.progress import Begin, no_progress, progress_bars
@@ -243,7 +243,7 @@ def sts_sets(task: AbsTask) -> dict[str, STSSet]:
 def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None) -> ModelMeta:
     """Metadata of a model for MTEB.
 
-    The revision is :func:`metaphrase.io.digests.model_hash`, the organisation of names without one is ``local``.
+    The revision is :func:`metaphrase.io.digests.encoder_digest`, the organisation of names without one is ``local``.
     """
     prompts = getattr(model, "prompts", {})
     text = "|".join(sorted(filter(None, prompts.values()))) if prompt == "auto" else resolve_prompt(model, prompt)
@@ -253,7 +253,7 @@ def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None)
     return ModelMeta.create_empty(
         {
             "name": f"{organisation}/{last}",
-            "revision": model_hash(model),
+            "revision": encoder_digest(model),
             "framework": ["Sentence Transformers", "PyTorch"],
             "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
             "max_tokens": model.max_seq_length,

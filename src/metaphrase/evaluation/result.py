@@ -167,9 +167,23 @@ class Result:
             raise DataError(f"The {self.suite} result of {self.model} keeps no items, so it cannot be compared.")
         return MEASURES[self.statistic]
 
+    def item_ids(self) -> dict[str, list[int]] | None:
+        """Ids of the items of each language, if languages share items, such as translations of one sentence."""
+        ids = {
+            language: one.details["item_ids"] for language, one in self.languages.items() if "item_ids" in one.details
+        }
+        return ids if len(ids) == len(self.languages) else None
+
     def items(self, language: str) -> Any:
         """The items to resample for a language: their scores, or the counts that its score is computed from."""
-        return self.statistic_measure().items(self.languages[language].details)
+        measure = self.statistic_measure()
+        try:
+            return measure.items(self.languages[language].details)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(
+                f"The {self.suite} result of {self.model} has no items for {language!r}, or damaged ones. Measure the model "
+                "again to compare it."
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Dictionary for JSON."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,8 +26,7 @@ from metaphrase.evaluation.encoding import Encoders, EncodingOptions, embed_side
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.result import Measurement, Result, complete_groups, conditions
-from metaphrase.evaluation.significance import RESAMPLES, percentile_interval, resampled_means
-from metaphrase.exceptions import DataMismatchError
+from metaphrase.evaluation.significance import RESAMPLES, cluster_scores, percentile_interval, resampled_means
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.mining.margins import neighbour_scores
 from metaphrase.mining.search import distinct_rows, nearest_neighbours, unit_rows
@@ -243,7 +243,6 @@ def evaluate_retrieval(
     margin_k: Count | None = None,
     one_pool: bool = False,
     groups: Mapping[str, Sequence[str]] = TATOEBA_GROUPS,
-    shared_items: bool = False,
     resamples: Resamples = RESAMPLES,
     seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
@@ -261,9 +260,8 @@ def evaluate_retrieval(
         one_pool: Retrieve from all sentences of all languages and both sides, see `pooled_hits`: a sentence of the query's
             own language may be found instead of the translation.
         groups: Groups of languages to average if all their languages are available.
-        shared_items: Whether pairs with the same number are translations of each other in all languages. They are then
-            resampled together: an average over languages is as uncertain as its items, however many languages it has.
-        resamples: Number of bootstrap samples of the intervals.
+        resamples: Number of bootstrap samples of the intervals. Pairs of several languages with the same target are drawn
+            together: an average over languages is as uncertain as its sentences, however many languages it has.
         seed: Seed of the bootstrap.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
@@ -273,26 +271,23 @@ def evaluate_retrieval(
             "source_to_target": {"accuracy": 73.3, "interval": [68.9, 77.7], "hits": "1101…"},
             "target_to_source": {…}, "mean": {"accuracy": 75.1, "interval": …}
 
-        ``hits`` are the items that :func:`metaphrase.evaluation.compare.compare` tests. ``facts`` has the mean cosine of
+        ``hits`` are the items that :func:`metaphrase.evaluation.compare.compare` tests; ``item_ids`` identify the targets, if
+        languages share some. ``facts`` has the mean cosine of
         sentences that are not translations of each other.
     """
     start = time.perf_counter()
-    if shared_items and len(sizes := {len(one.sources) for one in sets.values()}) > 1:
-        raise DataMismatchError(
-            f"Shared items must be in every language, but the languages have {min(sizes)} to {max(sizes)} pairs. Pass "
-            "shared_items=False."
-        )
     hits, cosine = find_translations(
         model, sets, text_equality=text_equality, margin_k=margin_k, one_pool=one_pool, **encoding
     )
     scores = {language: (*both, np.mean(both, axis=0)) for language, both in hits.items()}
+    ids = _shared_ids(sets)
 
     def measurement(n: int, members: Sequence[str], sha256: str | None = None) -> Measurement:
         """The mean accuracy of some languages, for each direction and for both."""
         details: dict[str, Any] = {}
         for at, key in enumerate((*DIRECTIONS, "mean")):
             items = {language: scores[language][at] for language in members}
-            drawn = {"": np.mean(list(items.values()), axis=0)} if shared_items else items
+            drawn = items if ids is None or len(items) == 1 else {"": cluster_scores(items, ids)}
             means_r = resampled_means(drawn, resamples=resamples, seed=seed)
             accuracy = 100 * float(np.mean([item_n.mean() for item_n in items.values()]))
             details[key] = {"accuracy": accuracy, "interval": list(percentile_interval(means_r))}
@@ -301,15 +296,17 @@ def evaluate_retrieval(
 
     languages: dict[str, Measurement] = {}
     for language, both in hits.items():
-        languages[language] = measurement(len(both[0]), [language], sets[language].sha256)
+        one = measurement(len(both[0]), [language], sets[language].sha256)
         for direction, hits_n in zip(DIRECTIONS, both, strict=True):
-            languages[language].details[direction]["hits"] = "".join("01"[hit] for hit in hits_n.tolist())
-    one: Any = next(iter(model.values())) if isinstance(model, Mapping) else model
+            one.details[direction]["hits"] = "".join("01"[hit] for hit in hits_n.tolist())
+        shared = {} if ids is None else {"item_ids": ids[language]}
+        languages[language] = replace(one, details={**one.details, **shared})
+    encoder: Any = next(iter(model.values())) if isinstance(model, Mapping) else model
     return Result(
         suite="retrieval",
-        model=name or type(one).__name__,
+        model=name or type(encoder).__name__,
         measure="accuracy",
-        statistic="shared_hits" if shared_items else "hits",
+        statistic="hits",
         protocol=f"top-1 by {'cosine' if margin_k is None else f'ratio margin, k={margin_k}'}, both directions"
         + ", one pool of all languages" * one_pool,
         languages=languages,
@@ -319,7 +316,7 @@ def evaluate_retrieval(
             start,
             resamples,
             seed,
-            **encoding_settings(one, **encoding),
+            **encoding_settings(encoder, **encoding),
             text_equality=text_equality,
             margin_k=margin_k,
             **({"one_pool": True} if one_pool else {}),
@@ -328,6 +325,14 @@ def evaluate_retrieval(
         ),
         facts={} if cosine is None else {"unrelated_cosine": cosine},
     )
+
+
+def _shared_ids(sets: Mapping[str, ParallelSet]) -> dict[str, list[int]] | None:
+    """Ids of the targets of each language, the same in all results; None if no target is in several languages."""
+    targets = [set(one.targets) for one in sets.values()]
+    if len(set().union(*targets)) == sum(map(len, targets)):
+        return None
+    return {language: [zlib.crc32(text.encode()) for text in one.targets] for language, one in sets.items()}
 
 
 def _pattern(parallel: ParallelSet) -> str:
@@ -348,7 +353,7 @@ def xsim_error(result: Result) -> Result:
         return {"error": 100 - entry["accuracy"], "interval": [100 - high, 100 - low], **others}
 
     def of(entry: Measurement) -> Measurement:
-        details = {direction: flipped(one) for direction, one in entry.details.items()}
+        details = dict(entry.details) | {name: flipped(entry.details[name]) for name in (*DIRECTIONS, "mean")}
         mean = details["mean"]
         return replace(entry, score=mean["error"], interval=tuple(mean["interval"]), details=details)
 

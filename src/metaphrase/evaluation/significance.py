@@ -8,12 +8,13 @@ therefore one multinomial draw over the distinct values instead of ``n`` draws, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import BetweenZeroAndOne, Finite, Resamples, Seed, Share, checked
 
 RESAMPLES = 10_000
@@ -24,6 +25,8 @@ Verdict = Literal["better", "tie", "worse"]
 
 #: Number of counts held in memory while resampling (32 MB).
 CHUNK = 1 << 22
+#: Maximum number of changed items for `sign_flip_p_value`. With more, the bootstrap is accurate.
+FEW_CHANGES = 16
 #: Resampled differences closer to zero than this, in percentage points, count as zero (rounding of means).
 _ZERO = 1e-10
 
@@ -60,7 +63,8 @@ def item_differences(
     """After − before for each item of each language.
 
     Raises:
-        ValueError: The two sides differ in languages, or in the number of items of one.
+        ValueError: The two sides differ in languages.
+        DataMismatchError: They differ in the number of items of a language.
     """
     if before.keys() != after.keys():
         raise ValueError(
@@ -71,12 +75,42 @@ def item_differences(
     for language in before:
         before_n, after_n = (np.asarray(side[language], dtype=np.float64) for side in (before, after))
         if before_n.shape != after_n.shape:
-            raise ValueError(
+            raise DataMismatchError(
                 f"A paired test needs both scores of every item, but got {len(before_n)} scores before and "
                 f"{len(after_n)} after for {language!r}. Measure both on the same pairs."
             )
         differences[language] = after_n - before_n
     return differences
+
+
+def cluster_sums(
+    scores: Mapping[str, ArrayLike], ids: Mapping[str, Sequence[int]] | None = None
+) -> NDArray[np.float64]:
+    """What each cluster adds to the mean over languages of the mean score of each.
+
+    A cluster is the items of all languages with the same id, such as translations of one sentence; without ids, an item.
+    """
+    values = [np.asarray(one, dtype=np.float64) for one in scores.values()]
+    parts = [one_n / len(one_n) / len(values) for one_n in values]
+    if ids is None:
+        return np.concatenate(parts)
+    at_n = np.unique(np.concatenate([ids[language] for language in scores]), return_inverse=True)[1]
+    return np.round(np.bincount(at_n, weights=np.concatenate(parts)), 15)  # equal sums are drawn together
+
+
+def cluster_scores(scores: Mapping[str, ArrayLike], ids: Mapping[str, Sequence[int]]) -> NDArray[np.float64]:
+    """Scores of clusters, whose mean is the mean over languages of the mean score of each, to be resampled.
+
+    The mean of resampled clusters is that of languages whose items are drawn together, to first order in the sizes that the
+    languages have in a sample. If every cluster has an item in every language, a score is the mean of these items.
+
+    >>> cluster_scores({"de": [1, 0], "sw": [1, 1]}, {"de": [7, 8], "sw": [7, 8]}).tolist()
+    [1.0, 0.5]
+    """
+    values = {language: np.asarray(one, dtype=np.float64) for language, one in scores.items()}
+    sum_k = cluster_sums({language: one_n - one_n.mean() for language, one_n in values.items()}, ids)
+    mean = sum(float(one_n.mean()) for one_n in values.values()) / len(values)
+    return np.round(len(sum_k) * sum_k + mean, 12).astype(np.float64)
 
 
 def two_sided_p_value(difference_r: NDArray[np.floating]) -> float:
@@ -91,6 +125,24 @@ def two_sided_p_value(difference_r: NDArray[np.floating]) -> float:
     """
     tail = min(np.count_nonzero(difference_r <= _ZERO), np.count_nonzero(difference_r >= -_ZERO))
     return min(1.0, 2 * (1 + int(tail)) / (1 + len(difference_r)))
+
+
+def sign_flip_p_value(difference_n: ArrayLike) -> float:
+    """Two-sided exact p-value of "no difference" if at most `FEW_CHANGES` items changed, and 0 if more did.
+
+    Without a difference, each change is as likely to be a gain as a loss of the same size. The p-value is the share of all
+    combinations of signs whose sum is at least as far from zero. The bootstrap is too certain about few changes: every
+    resample of four gains is a gain.
+
+    >>> sign_flip_p_value([0, 0, 0.5, 0.5, 0.5, 0.5]), sign_flip_p_value([0, 0])
+    (0.125, 1.0)
+    """
+    values_n = np.asarray(difference_n, dtype=np.float64)
+    changed_k = values_n[np.abs(values_n) > _ZERO]
+    if len(changed_k) > FEW_CHANGES:
+        return 0.0
+    sign_ck = 1 - 2 * (np.arange(2 ** len(changed_k))[:, None] >> np.arange(len(changed_k)) & 1)
+    return float(np.mean(np.abs(sign_ck @ changed_k) >= abs(changed_k.sum()) - _ZERO))
 
 
 def percentile_interval(values_r: NDArray[np.floating], confidence: float = CONFIDENCE) -> tuple[float, float]:

@@ -188,7 +188,7 @@ def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Thres
     none. ``gold`` is the number of correct pairs, found or not.
 
     Raises:
-        ValueError: The arguments differ in length, or there are no gold pairs.
+        ValueError: The arguments differ in length, a score is NaN or infinite, or there are no gold pairs.
 
     >>> best_threshold([0.9, 0.8, 0.7], [True, False, True], gold=2)._replace(threshold=0).f1
     0.8
@@ -200,6 +200,8 @@ def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Thres
             f"Expected gold pairs and one label per score, but got {gold} gold pairs, {len(scores_c)} scores and "
             f"{len(is_correct_c)} labels."
         )
+    if not np.isfinite(scores_c).all():
+        raise ValueError("A score is NaN or infinite. Score the pairs with another encoder.")
     if not is_correct_c.any():
         return Threshold(float(np.nextafter(max(scores_c, default=0.0), np.inf)), 0.0, 0.0, 0.0, 0, 0)
     order_c = np.argsort(-scores_c, kind="stable")

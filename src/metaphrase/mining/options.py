@@ -127,7 +127,12 @@ class MiningOptions:
             ValueError: An option is invalid, or an output is a text to mine.
             FileNotFoundError: A text does not exist.
         """
-        _ = self.languages
+        source, target = self.languages
+        if source == target:
+            raise UsageError(
+                f"Both texts are in {source}. Name the languages with --source_lang and --target_lang if the names of the "
+                "files do not."
+            )
         check_writable(self.output)
         for text in (self.source, self.target):
             check_regular(Path(text))

@@ -8,7 +8,7 @@ from typing import Any
 
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.suites.benchmarks import Benchmark, Note
-from metaphrase.exceptions import DataError, DataMismatchError
+from metaphrase.exceptions import DataError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.files import read_json
 from metaphrase.io.work_folders import damage_in
@@ -134,13 +134,14 @@ def compare_scores(
 ) -> dict[str, Any]:
     """Compare all results that two models share, by name.
 
-    Results without items are skipped; those over other items, or with other settings, are skipped with a note.
+    Results without items are skipped. Those over other items, with other settings or with damaged items are skipped with a
+    note.
     """
     compared = {}
     for name, result in after.items():
         if name in before and result["statistic"] is not None:
             try:
                 compared[name] = compare(before[name], result, resamples=resamples, seed=seed)
-            except DataMismatchError as error:
+            except DataError as error:
                 note(f"Not compared: {name}. {error}")
     return compared

@@ -98,16 +98,15 @@ class ParallelFolder(NamedTuple):
 def parallel_folders(data: Path | None, settings: Settings) -> dict[str, ParallelFolder]:
     """Test sets in a folder or its subfolders, by name.
 
-    A folder that itself holds parallel files is the only test set; without ``settings.split``, its files without a split
-    are read, or else the files of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
-    are a test set only in a subfolder that is named as one, because a corpus or a dictionary has the same format.
+    A folder that itself holds parallel files is the only test set. Without ``settings.split``, the files of the split
+    ``test`` are read, or else those without a split. In a subfolder, these are a test set only if it is named as one, because
+    a corpus or a dictionary has the same format.
 
     Raises:
         MissingFileError: The folder itself lacks the split or a language.
     """
     if data is not None and any(data.glob("*-en.*tsv*")):
-        tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))
-        split = settings.split or ("test" if tested else None)
+        split = settings.split or ("test" if any(data.glob("*-en.test.tsv*")) else None)
         # The languages of a sample are fixed, and a folder may lack some of them.
         files = parallel.parallel_files(data, settings.languages if settings.first is None else None, split)
         return _parallel_folder(data, split, files, settings)
@@ -412,8 +411,7 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         if absent and settings.first is None:
             logger.warning("--trained_languages has languages without data in SIB-200: %s.", ", ".join(absent))
         measure = partial(_measure_sib200, files, settings.first)
-        fixed = {"intervals": "shared items"}
-        yield Benchmark("sib200", "sib200", protocol, used, text_size(used), measure, fixed)
+        yield Benchmark("sib200", "sib200", protocol, used, text_size(used), measure)
 
 
 def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, subject: Subject) -> Results:
@@ -425,7 +423,6 @@ def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, 
         subject.model,
         sib200.topic_pairs(sets),
         groups=sib200.language_groups([language for language in files if language != sib200.ENGLISH], trained),
-        shared_items=True,
         **subject.options(),
     )
     topics = sib200.evaluate_topics(
