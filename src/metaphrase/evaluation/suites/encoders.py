@@ -52,6 +52,7 @@ _ANSWER_WORK: dict[answer_retrieval.AnswerText, float] = {"sentence": 0.5, "para
 #: Settings that the tasks of MTEB without parallel test sets depend on.
 _MTEB_READS = ("prompt", "bf16", "languages")
 _STRIPPED = ", quotation marks stripped"
+_UNQUOTED = "; texts without the quotes of the files"
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
 
 Results = dict[str, Result]
@@ -136,7 +137,8 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{_STRIPPED * settings.strip_quotes}; xsim (ratio margin, k={XSIM_K})"
     for name, tests in parallel_folders(data, settings).items():
-        yield tests.benchmark(name, "retrieval", protocol, partial(_measure_retrieval, name, tests))
+        found = tests.benchmark(name, "retrieval", protocol, partial(_measure_retrieval, name, tests))
+        yield replace(found, fixed={"intervals": "shared targets"})
 
 
 def _measure_retrieval(name: str, tests: ParallelFolder, subject: Subject) -> Results:
@@ -403,7 +405,7 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """Retrieval and topics of SIB-200."""
     protocol = (
         "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured on test, or "
-        "dev without test"
+        f"dev without test{_UNQUOTED}"
     )
     for files in _topic_folders(data, settings):
         used = tuple(path for splits in files.values() for path in splits.values())
@@ -411,7 +413,8 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         if absent and settings.first is None:
             logger.warning("--trained_languages has languages without data in SIB-200: %s.", ", ".join(absent))
         measure = partial(_measure_sib200, files, settings.first)
-        yield Benchmark("sib200", "sib200", protocol, used, text_size(used), measure)
+        fixed = {"intervals": "shared targets", "texts": _UNQUOTED}
+        yield Benchmark("sib200", "sib200", protocol, used, text_size(used), measure, fixed)
 
 
 def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, subject: Subject) -> Results:
@@ -445,7 +448,9 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         used = tuple(path for splits in files.values() for path in splits.values())
         work = text_size(used) / 8  # one split of two or three
         measure = partial(_measure_xsimpp, "sib200", partial(_sib200_pairs, files, settings.first))
-        yield Benchmark("sib200 xsim++", "xsim++", protocol, used, work, measure, fixed)
+        yield Benchmark(
+            "sib200 xsim++", "xsim++", f"{protocol}{_UNQUOTED}", used, work, measure, fixed | {"texts": _UNQUOTED}
+        )
 
 
 def _measure_xsimpp(name: str, read: Callable[[], Mapping[str, ParallelSet]], subject: Subject) -> Results:
@@ -485,14 +490,15 @@ def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 def _mteb_topics(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     protocol = (
         "MTEB's SIB200Classification: accuracy of ten classifiers in each language, each of 8 sentences of each topic of "
-        "train, measured on test, or dev without test"
+        f"train, measured on test, or dev without test{_UNQUOTED}"
     )
     for files in _topic_folders(data, settings):
         languages = {sib200.find_language(language, files) for language in settings.languages or files}
         make = partial(_topic_task, files, [language for language in files if language in languages], settings.first)
         used = tuple(path for splits in files.values() for path in splits.values())
         measure = partial(_measure_mteb, "sib200", make)
-        yield Benchmark("mteb sib200", "mteb", protocol, used, text_size(used), measure, reads=_MTEB_READS)
+        fixed = {"texts": _UNQUOTED}
+        yield Benchmark("mteb sib200", "mteb", protocol, used, text_size(used), measure, fixed, _MTEB_READS)
 
 
 @in_each_folder

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 #: File in the output folder that holds the results of the last evaluation.
 RESULTS = "results.json"
 #: Version of the measurements and of their JSON form. Cached results of other revisions are not read.
-REVISION = 4
+REVISION = 3
 
 
 #: Suites that can load the model by name and fine-tune it.
