@@ -328,9 +328,20 @@ def test_guards_are_measured_during_training(tiny_encoder, bitext, sts, tmp_path
 
 def test_a_single_item_cannot_be_halved(tmp_path):
     (tmp_path / "stsb-de-dev.csv").write_text("a,b,1\n", encoding="utf-8")
-    assert len(load_guard_data(tmp_path).sets["de"].scores) == 1
+    with pytest.raises(DataError, match="have the same score in de, so no correlation can be computed"):
+        load_guard_data(tmp_path)
     with pytest.raises(DataError, match="has a single item for de, but settings are chosen on one half"):
         load_guard_data(tmp_path, "test", halved=True)
+
+
+def test_halves_of_pairs_that_alternate(tmp_path):
+    """Files often have a similar pair after each other one."""
+    rows = "".join(f"a {at},b {at},{at % 2}\n" for at in range(40))
+    (tmp_path / "stsb-de-dev.csv").write_text(rows, encoding="utf-8")
+    halves = [load_guard_data(tmp_path, part, halved=True).sets["de"] for part in ("dev", "test")]
+    assert {text for half in halves for text in half.first} == {f"a {at}" for at in range(40)}
+    assert [len(half.scores) for half in halves] == [20, 20]
+    assert all(4 < sum(half.scores) < 16 for half in halves)
 
 
 def test_folders_without_development_data_are_refused(tiny_encoder, tmp_path):

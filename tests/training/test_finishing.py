@@ -14,6 +14,7 @@ from metaphrase import RunConfig
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import search_prompts
+from metaphrase.evaluation.guard_data import load_guard_data
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.io.files import UDHR
 from metaphrase.merging.projection import find_projection
@@ -116,13 +117,16 @@ def test_similarity_structure_covers_languages_of_the_dev_sets(start, trained, d
 
 
 @pytest.mark.usefixtures("small")
-def test_guards_with_many_texts_are_not_measured_during_training(start, dev, sts, bitext, monkeypatch, caplog):
+def test_guards_with_many_texts_are_not_measured_during_training(start, dev, sts, monkeypatch, caplog):
     original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start), guard=[str(sts)])
-    for most, names in ((len(bitext), ["similarity structure", "sts"]), (len(bitext) - 1, ["similarity structure"])):
+    count = len(load_guard_data(sts, "dev", halved=True).texts)
+    for most, names in ((count, ["similarity structure", "sts"]), (count - 1, ["similarity structure"])):
         monkeypatch.setattr(finishing, "TRAINING_TEXTS", most)
         with caplog.at_level("INFO"):
             assert [one.name for one in training_guards(original, config, dev)] == names
-        assert ("Not measured during training, because of more than 23 texts: sts." in caplog.text) == (len(names) < 2)
+        assert (f"Not measured during training, because of more than {count - 1} texts: sts." in caplog.text) == (
+            len(names) < 2
+        )
 
 
 @pytest.mark.usefixtures("small")

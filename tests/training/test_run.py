@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from metaphrase import RunConfig, TrainingRun, load_corpus
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
@@ -25,6 +27,7 @@ from metaphrase.publishing.release import verify
 from metaphrase.training import baseline
 from metaphrase.training import run as run_module
 from metaphrase.training.configuration import configured_recipe
+from metaphrase.training.corpora import leakage
 from metaphrase.training.recipe import Recipe, Term
 from metaphrase.training.run import Inputs
 from tests.conftest import mostly_slow
@@ -442,6 +445,7 @@ def test_a_run_without_a_step_is_refused(execute, steps, tmp_path):
 def test_the_batch_of_all_processes_needs_pairs(settings, tmp_path, monkeypatch):
     run = TrainingRun(RunConfig(**settings | {"per_device_train_batch_size": 16, "output_dir": str(tmp_path)}))
     run.load_encoder()
+    run.load_test_sets()
     run.load_corpus()
     run.build_loss()
     monkeypatch.setattr(type(run.arguments), "world_size", 2)
@@ -527,3 +531,13 @@ def test_the_library_builds_and_parses_no_command_line():
         text = module.read_text(encoding="utf-8")
         assert "metaphrase.cli" not in text
         assert "argparse" not in text
+
+
+def test_pairs_that_are_trained_on_or_chosen_by_are_reported(caplog):
+    tests = {"news": {"sw": ParallelSet("sw", ("a", "b"), ("x", "y"))}}
+    dev = {"sw": ParallelSet("sw", ("b",), ("z",))}
+    trained = Dataset.from_dict({"source": ["A"], "target": ["q"]})
+    assert leakage(trained, dev, tests) == [{"data": "news", "pairs": 2, "shared": 1}]
+    assert "1 of the 2 pairs of the test set news share a sentence with the training corpus" in caplog.text
+    assert "1 of the 2 pairs of the test set news share a sentence with the dev pairs" in caplog.text
+    assert leakage(trained, dev, {}) is None

@@ -1,11 +1,12 @@
 """The data of guards with labels: a folder of STS pairs, parallel sentences, topics, or questions with answers.
 
 A folder is divided into a part on which settings are chosen and a part on which they are measured: its development and test
-files or, if it has only one of them, every other item.
+files or, if it has only one of them, random halves of the items.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -77,13 +78,13 @@ def load_guard_data(
         folder: STS pairs ``xx-dev.csv[.gz]``; parallel sentences ``xx-en[.dev].tsv[.gz]``; topics in SIB-200's layout
             ``xxx_Scpt.dev.tsv[.gz]``, with ``train`` in English; or questions in SQuAD's format, ``[dev-]xx.json[.gz]``.
         part: Part of the data.
-        halved: If the folder does not have both parts, take every other item of what it has. Otherwise, data without a part
-            in their names count as either.
+        halved: If the folder does not have both parts, take a random half of the items that it has, always the same.
+            Otherwise, data without a part in their names count as either.
         max_items: Maximum number of items of a language, evenly spaced.
 
     Raises:
         MissingFileError: The folder does not exist, or has no such files.
-        DataError: A file is malformed, or has a single item that cannot be halved.
+        DataError: A file is malformed, or has too few items, or one score for all STS pairs.
     """
     folder = Path(folder)
     kind, parts = next(
@@ -94,11 +95,11 @@ def load_guard_data(
         raise MissingFileError(
             f"{folder} has no {'' if halved else 'development '}data. Name a folder of one of these: {GUARD_FOLDERS}."
         )
-    start, step = (part == "test", 2) if halved and not ("dev" in parts and "test" in parts) else (0, 1)
+    halved = halved and not ("dev" in parts and "test" in parts)
     sets = kind.load(folder, read)
     kept = spread([language for language in sets if language != ENGLISH], MAX_LANGUAGES)
     sets = {
-        language: kind.pick(one, spread(range(start, kind.size(one), step), max_items))
+        language: kind.pick(one, spread(_half(kind.size(one), part) if halved else range(kind.size(one)), max_items))
         for language, one in sets.items()
         if language in kept or language == ENGLISH
     }
@@ -107,7 +108,18 @@ def load_guard_data(
             f"{folder} has a single item for {', '.join(empty)}, but settings are chosen on one half of the items and "
             "measured on the other. Add items, or remove these files."
         )
+    if flat := [name for name, one in sets.items() if isinstance(one, STSSet) and len(set(one.scores)) < 2]:
+        raise DataError(
+            f"The measured pairs of {folder} have the same score in {', '.join(flat)}, so no correlation can be computed. Add "
+            "pairs with other scores, or remove these files."
+        )
     return LabelledData(folder.resolve().name, sets, kind.evaluate)
+
+
+def _half(count: int, part: Part) -> list[int]:
+    """Half of the numbers of items, in order. It is random, as files may alternate, such as similar and other pairs."""
+    shuffled = random.Random(0).sample(range(count), count)
+    return sorted(shuffled[part == "test" :: 2])
 
 
 class _Kind(NamedTuple):

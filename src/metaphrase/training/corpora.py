@@ -149,16 +149,35 @@ def read_dev(config: RunConfig, corpus: Corpus) -> dict[str, ParallelSet]:
     return by_language(dev)
 
 
-def leakage(dataset: Any, tests: Mapping[str, Mapping[str, ParallelSet]]) -> list[dict[str, Any]] | None:
-    """For each test set, its pairs and how many of them have a sentence that is trained on; None for a stream."""
-    if isinstance(dataset, IterableDataset) or not tests:
-        return None
+def leakage(
+    dataset: Any, dev: Mapping[str, ParallelSet], tests: Mapping[str, Mapping[str, ParallelSet]]
+) -> list[dict[str, Any]] | None:
+    """For each test set, its pairs and how many of them have a sentence that is trained on; None for a stream.
+
+    Such pairs are reported, and those with a sentence of the dev pairs.
+    """
     found = []
     for name, sets in tests.items():
-        rows = [
-            {"source": source, "target": target}
-            for one in sets.values()
-            for source, target in zip(one.sources, one.targets, strict=True)
-        ]
-        found.append({"data": name, "pairs": len(rows), "shared": overlap(dataset, rows)})
-    return found
+        rows = _rows(sets)
+        if chosen := overlap(_rows(dev), rows):
+            logger.warning(
+                "%d of the %d pairs of the test set %s share a sentence with the dev pairs, by which settings are chosen.",
+                *(chosen, len(rows), name),
+            )
+        if isinstance(dataset, IterableDataset):
+            continue
+        if shared := overlap(dataset, rows):
+            logger.warning(
+                "%d of the %d pairs of the test set %s share a sentence with the training corpus: do not trust its scores.",
+                *(shared, len(rows), name),
+            )
+        found.append({"data": name, "pairs": len(rows), "shared": shared})
+    return found or None
+
+
+def _rows(sets: Mapping[str, ParallelSet]) -> list[dict[str, str]]:
+    return [
+        {"source": source, "target": target}
+        for one in sets.values()
+        for source, target in zip(one.sources, one.targets, strict=True)
+    ]

@@ -274,6 +274,7 @@ class TrainingRun:
         corpus = self.inputs.corpus or read_bitext(self.config, self.encoder, self.arguments)
         self.corpus = with_columns(corpus, self.recipe, self.config, self.arguments)
         self.dev = read_dev(self.config, self.corpus) if self.inputs.dev is None else self.inputs.dev
+        self.leakage = leakage(self.corpus.dataset, self.dev, self.tests.merged())
 
     def build(self) -> None:
         """Build loss and trainer, and verify that the checkpoint to resume belongs to this run."""
@@ -306,7 +307,7 @@ class TrainingRun:
             "batch_size": arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size,
             "corpus": self.corpus.report.to_dict(),
             "files": self.corpus.files,
-            "leakage": leakage(self.corpus.dataset, self.tests.merged()),
+            "leakage": self.leakage,
             "packing": arguments.packing,
             "bf16": arguments.bf16,
             "seconds": self._seconds(),  # updated when a release is written and measured
