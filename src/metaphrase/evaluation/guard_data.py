@@ -110,8 +110,8 @@ def load_guard_data(
         )
     if flat := [name for name, one in sets.items() if isinstance(one, STSSet) and len(set(one.scores)) < 2]:
         raise DataError(
-            f"The measured pairs of {folder} have the same score in {', '.join(flat)}, so no correlation can be computed. Add "
-            "pairs with other scores, or remove these files."
+            f"The measured pairs of {folder} have the same score in {', '.join(flat)}, so no correlation can be computed. "
+            "Add pairs with other scores, or remove these files."
         )
     return LabelledData(folder.resolve().name, sets, kind.evaluate)
 
