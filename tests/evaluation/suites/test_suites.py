@@ -1080,6 +1080,9 @@ def test_other_data_are_detected_before_they_are_measured(data, earlier, bitext)
     small = {"tatoeba": QUICK["retrieval"]._replace(items=5, languages=None)}
     (reason,) = found(small).values()
     assert reason == "of which the baseline has all items, and this evaluation the first 5 items of each language"
+    spread = {"tatoeba": QUICK["retrieval"]._replace(items=5, languages=None, spread=True)}
+    (reason,) = found(spread).values()
+    assert reason.endswith("this evaluation 5 items of each language, evenly spaced")
     assert list(found(split="train")) == ["news"]
     assert "other files (de-en.test.tsv.gz instead of de-en.train.tsv.gz" in found(split="train")["news"]
     write_pairs(data / "news" / "de-en.test.tsv.gz", bitext[:5])

@@ -14,7 +14,7 @@ from metaphrase.io.files import read_json
 from metaphrase.io.work_folders import damage_in
 
 #: What a protocol says about a sample.
-_SAMPLE = re.compile(r"; sample: (the first \d+ items[^;]*)")
+_SAMPLE = re.compile(r"; sample: ([^;]*)")
 
 
 def stronger(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -289,8 +289,9 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
         unlike = differences(before["parts"], benchmarks)
         for name, reason in unlike.items():
             note(f"Not compared: {name}, {reason}.")
-        embedding = [one for one in benchmarks if one.name not in unlike and "bf16" in _reads(one)]
-        if others := other_precision(before["parts"], embedding, bf16=options.bf16):
+        computed = [one for one in benchmarks if "bf16" in _reads(one) or "small scale" in one.fixed]
+        compared = [one for one in computed if one.name not in unlike]
+        if others := other_precision(before["parts"], compared, bf16=options.bf16):
             this, that = ("bfloat16", "float32") if options.bf16 else ("float32", "bfloat16")
             note(
                 f"Note: this evaluation is in {this}, but the baseline of {', '.join(others)} was measured in {that}, which "
