@@ -949,6 +949,13 @@ def test_sts22_needs_no_folder(subject, sts22):
     assert scores["average"]["score"] == scores["groups"]["18"]["score"]
 
 
+def test_another_version_of_mteb_has_other_data(subject, sts22, monkeypatch):
+    ((part,), _) = find_benchmarks(None, ["sts"], SETTINGS)
+    before = running.cache_path(part, subject)
+    monkeypatch.setattr(running, "version", lambda name: "99")
+    assert running.cache_path(part, subject) != before
+
+
 def test_sts22_as_a_task_of_mteb_has_its_averages(subject, sts22):
     ((part,), _) = find_benchmarks(None, ["mteb"], Settings(tasks=("STS22",)))
     scores = run_benchmark(part, subject)["scores"]["mteb STS22"]

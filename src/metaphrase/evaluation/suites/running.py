@@ -7,8 +7,10 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -407,6 +409,9 @@ def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
         "data": files_sha256(benchmark.files),
         "settings": _relevant_settings(benchmark, subject),
     }
+    if not benchmark.files:  # MTEB names the revisions of the data on the Hub
+        with suppress(PackageNotFoundError):
+            key["mteb"] = version("mteb")
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=list).encode()).hexdigest()
     name = benchmark.name.replace(" ", "-").replace("/", "-")
     return subject.folder / f"{name}-{digest[:8]}.json"
