@@ -951,9 +951,9 @@ def test_sts22_needs_no_folder(subject, sts22):
 
 def test_another_version_of_mteb_has_other_data(subject, sts22, monkeypatch):
     ((part,), _) = find_benchmarks(None, ["sts"], SETTINGS)
-    before = running.cache_path(part, subject)
-    monkeypatch.setattr(running, "version", lambda name: "99")
-    assert running.cache_path(part, subject) != before
+    before = cache_path(part, subject)
+    monkeypatch.setattr("metaphrase.evaluation.suites.running.version", lambda name: "99")
+    assert cache_path(part, subject) != before
 
 
 def test_sts22_as_a_task_of_mteb_has_its_averages(subject, sts22):
