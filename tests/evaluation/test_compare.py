@@ -25,7 +25,7 @@ def items_result(items, *, statistic="items", settings=None):
         hits = "".join(map(str, one))
         return (
             {"items": one}
-            if statistic == "items"
+            if statistic in ("items", "shared_items")
             else {direction: {"hits": hits} for direction in ("source_to_target", "target_to_source")}
         )
 
@@ -207,3 +207,32 @@ def test_a_clear_loss_is_found_with_few_samples():
     compared = compare(right, wrong, resamples=100)
     assert {row["verdict"] for row in compared["languages"].values()} == {"worse"}
     assert compared["settings"]["resamples"] == 8 * 2 / 0.05
+
+
+def test_items_that_all_languages_share_are_few_changes():
+    """Four gains in each of ten languages are four changes, if these are translations of four sentences."""
+    before = {f"l{at}": [0.0] * 4 + [1.0] * 296 for at in range(10)}
+    after = {language: [1.0] * 300 for language in before}
+    for statistic, verdict in (("shared_items", "tie"), ("items", "better")):
+        sides = [items_result(one, statistic=statistic) for one in (before, after)]
+        assert compare(*sides)["pooled"]["verdict"] == verdict
+
+
+def test_languages_that_share_some_sentences_are_compared_together():
+    """More languages with the same sentences leave the interval as it is; other sentences make it narrower."""
+    rng = np.random.default_rng(0)
+    gains = rng.choice([-1.0, 0.0, 1.0], size=100, p=[0.1, 0.6, 0.3])
+
+    def width(ids):
+        sides = [items_result(dict.fromkeys(ids, side)) for side in (0 * gains, gains)]
+        for side in sides:
+            for one in side.languages:
+                details = {**side.languages[one].details, "item_ids": ids[one]}
+                side.languages[one] = dataclasses.replace(side.languages[one], details=details)
+        low, high = compare(*sides)["pooled"]["interval"]
+        return high - low
+
+    same = [*range(100)]
+    alone = width({"de": same, "sw": [*range(100, 200)]})
+    assert width({"de": same, "sw": same}) == pytest.approx(2**0.5 * alone, rel=0.1)
+    assert alone < width({"de": same, "sw": [*range(50), *range(150, 200)]}) < 2**0.5 * alone

@@ -109,6 +109,7 @@ def compare(
     changes, ids = measure.changes(*items), after.item_ids()
     contribution_k = None
     if changes is not None:
+        ids = ids or measure.row_ids({language: len(one_n) for language, one_n in changes.items()})
         contribution_k = cluster_sums(changes, ids)
         if ids is not None:
             pooled_r = resampled_means({"": cluster_scores(changes, ids)}, resamples=resamples, seed=seed)

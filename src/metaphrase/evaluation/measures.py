@@ -66,6 +66,10 @@ class Measure(ABC):
         """What each item of a language adds to the difference; None if the difference is not a mean over items."""
         return None
 
+    def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]] | None:
+        """Ids of items that the number of their row identifies; None if rows of languages are different items."""
+        return None
+
 
 class MeanOfItems(Measure):
     """Mean of item scores, such as the accuracy of fine-tuned models."""
@@ -146,6 +150,10 @@ class SharedItems(ScoreOfSamples, MeanOfItems):
 
     test = "paired bootstrap over items, the same items in all languages"
     max_resamples = STS_RESAMPLES
+
+    def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
+        """Ids that languages of equal size share."""
+        return {language: [size * size + row for row in range(size)] for language, size in sizes.items()}
 
     def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Average the items of all results in the same samples."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metaphrase.evaluation.measures import MEASURES, Measure, ScoreOfSamples
-from metaphrase.evaluation.significance import CONFIDENCE, percentile_interval
+from metaphrase.evaluation.significance import CONFIDENCE, cluster_interval, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.environment import versions
 
@@ -67,6 +67,21 @@ def mean_of(measurements: Sequence[Measurement], interval: tuple[float, float] |
     return Measurement(len(measurements), float(np.mean([one.score for one in measurements])), interval)
 
 
+def item_ids(languages: Mapping[str, Measurement]) -> dict[str, list[int]] | None:
+    """Ids of the items of each language, if languages share items, such as translations of one sentence.
+
+    Raises:
+        DataError: The ids are not those of the items.
+    """
+    ids = {language: one.details["item_ids"] for language, one in languages.items() if "item_ids" in one.details}
+    if not ids or len(ids) < len(languages):
+        return None
+    for language, one in languages.items():
+        if len(ids[language]) != one.n or not all(isinstance(number, int) for number in ids[language]):
+            raise DataError(f"The ids of the items of {language!r} are damaged. Measure the model again.")
+    return ids
+
+
 def complete_groups(groups: Mapping[str, Sequence[str]], languages: Iterable[str]) -> dict[str, Sequence[str]]:
     """The groups with all their languages."""
     available = set(languages)
@@ -103,7 +118,12 @@ def with_intervals(
 
     def mean(members: Iterable[str]) -> Measurement:
         chosen = sorted(members)
-        interval = percentile_interval(np.mean([samples[member] for member in chosen], axis=0))
+        ids = item_ids({member: languages[member] for member in chosen})
+        if ids is None or len(chosen) == 1:
+            interval = percentile_interval(np.mean([samples[member] for member in chosen], axis=0))
+        else:
+            scores = {member: items[member] for member in chosen}
+            interval = cluster_interval(scores, ids, resamples=resamples, seed=seed)
         return mean_of([languages[member] for member in chosen], interval)
 
     return {
@@ -165,14 +185,16 @@ class Result:
         """
         if self.statistic is None:
             raise DataError(f"The {self.suite} result of {self.model} keeps no items, so it cannot be compared.")
+        if self.statistic not in MEASURES:
+            raise DataError(
+                f"The {self.suite} result of {self.model} has the unknown statistic {self.statistic!r}. Measure it "
+                "again."
+            )
         return MEASURES[self.statistic]
 
     def item_ids(self) -> dict[str, list[int]] | None:
         """Ids of the items of each language, if languages share items, such as translations of one sentence."""
-        ids = {
-            language: one.details["item_ids"] for language, one in self.languages.items() if "item_ids" in one.details
-        }
-        return ids if len(ids) == len(self.languages) else None
+        return item_ids(self.languages)
 
     def items(self, language: str) -> Any:
         """The items to resample for a language: their scores, or the counts that its score is computed from."""

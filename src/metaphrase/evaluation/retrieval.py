@@ -26,7 +26,7 @@ from metaphrase.evaluation.encoding import Encoders, EncodingOptions, embed_side
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.result import Measurement, Result, complete_groups, conditions
-from metaphrase.evaluation.significance import RESAMPLES, cluster_scores, percentile_interval, resampled_means
+from metaphrase.evaluation.significance import RESAMPLES, cluster_interval, percentile_interval, resampled_means
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.mining.margins import neighbour_scores
 from metaphrase.mining.search import distinct_rows, nearest_neighbours, unit_rows
@@ -280,17 +280,19 @@ def evaluate_retrieval(
         model, sets, text_equality=text_equality, margin_k=margin_k, one_pool=one_pool, **encoding
     )
     scores = {language: (*both, np.mean(both, axis=0)) for language, both in hits.items()}
-    ids = _shared_ids(sets)
+    ids = shared_ids(sets)
 
     def measurement(n: int, members: Sequence[str], sha256: str | None = None) -> Measurement:
         """The mean accuracy of some languages, for each direction and for both."""
         details: dict[str, Any] = {}
         for at, key in enumerate((*DIRECTIONS, "mean")):
             items = {language: scores[language][at] for language in members}
-            drawn = items if ids is None or len(items) == 1 else {"": cluster_scores(items, ids)}
-            means_r = resampled_means(drawn, resamples=resamples, seed=seed)
+            if ids is None or len(items) == 1:
+                interval = percentile_interval(resampled_means(items, resamples=resamples, seed=seed))
+            else:
+                interval = cluster_interval(items, ids, resamples=resamples, seed=seed)
             accuracy = 100 * float(np.mean([item_n.mean() for item_n in items.values()]))
-            details[key] = {"accuracy": accuracy, "interval": list(percentile_interval(means_r))}
+            details[key] = {"accuracy": accuracy, "interval": list(interval)}
         mean = details["mean"]
         return Measurement(n, mean["accuracy"], tuple(mean["interval"]), sha256, details)
 
@@ -327,7 +329,7 @@ def evaluate_retrieval(
     )
 
 
-def _shared_ids(sets: Mapping[str, ParallelSet]) -> dict[str, list[int]] | None:
+def shared_ids(sets: Mapping[str, ParallelSet]) -> dict[str, list[int]] | None:
     """Ids of the targets of each language, the same in all results; None if no target is in several languages."""
     targets = [set(one.targets) for one in sets.values()]
     if len(set().union(*targets)) == sum(map(len, targets)):

@@ -113,6 +113,14 @@ def cluster_scores(scores: Mapping[str, ArrayLike], ids: Mapping[str, Sequence[i
     return np.round(len(sum_k) * sum_k + mean, 12).astype(np.float64)
 
 
+def cluster_interval(
+    scores: Mapping[str, ArrayLike], ids: Mapping[str, Sequence[int]], *, resamples: int, seed: int
+) -> tuple[float, float]:
+    """Bootstrap interval, in percent, of the mean over languages whose items are drawn together; see `cluster_scores`."""
+    means_r = resampled_means({"": cluster_scores(scores, ids)}, resamples=resamples, seed=seed)
+    return percentile_interval(np.clip(means_r, 0, 100))  # the first order may go beyond
+
+
 def two_sided_p_value(difference_r: NDArray[np.floating]) -> float:
     """Two-sided bootstrap p-value of "no difference", which inverts the percentile interval.
 

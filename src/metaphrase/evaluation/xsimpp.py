@@ -23,7 +23,7 @@ from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encodin
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
-from metaphrase.evaluation.retrieval import largest_margin
+from metaphrase.evaluation.retrieval import largest_margin, shared_ids
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import unit_rows
 
@@ -126,15 +126,18 @@ def evaluate_xsimpp(
     start = time.perf_counter()
     languages = {}
     found = find_errors(model, sets, **encoding)
+    ids = shared_ids(sets)
     kinds = [kind for kind in KINDS if any(kind in errors.kinds for _, errors in found.values())]
     variants: dict[str, dict[str, Measurement]] = {name: {} for name in ("without distractors", *kinds)}
     for language, (pool, errors) in found.items():
         digest = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
+        shared = {} if ids is None else {"item_ids": ids[language]}
         for kind, one in variants.items():  # of which a language may have no distractors
-            one[language] = Measurement.of_items(errors.kinds.get(kind, errors.without).astype(int), digest)
+            one[language] = Measurement.of_items(errors.kinds.get(kind, errors.without).astype(int), digest, **shared)
         languages[language] = Measurement.of_items(
             errors.together.astype(int),
             digest,
+            **shared,
             without=variants["without distractors"][language].score,
             kinds={
                 kind: {"distractors": pool.kinds.count(kind), "error": variants[kind][language].score}

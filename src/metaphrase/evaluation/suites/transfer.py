@@ -63,7 +63,7 @@ class FineTunedTask:
     probe: Probe | None = None
     splits: Mapping[str, str] = field(default_factory=lambda: {"halves": "dev"})
     protocol: str = "trained on half of the English items, measured on the other half in all languages"
-    statistic: str = "items"
+    statistic: str = "shared_items"
 
     def files(self, folder: Path, languages: Collection[str]) -> tuple[Path, ...]:
         """The files of its data in some languages, and in English."""
@@ -181,7 +181,7 @@ def _measure_probe(
         if result.statistic is not None:
             others = [language for language in result.languages if language != ENGLISH]
             resampled = with_intervals(
-                "shared_items" if result.statistic == "items" else result.statistic,
+                result.statistic,
                 result.languages,
                 groups=dict.fromkeys(result.groups, others),
                 resamples=min(STS_RESAMPLES, subject.settings.resamples),
