@@ -57,7 +57,7 @@ def groups(monkeypatch):
             for language in tables[0]
         }
         monkeypatch.setattr(retrieval, "find_translations", lambda *args, **options: (hits, None))
-        sets = {language: ParallelSet(language, ("a",), ("b",)) for language in hits}
+        sets = {language: ParallelSet(language, ("a",), (f"b in {language}",)) for language in hits}
         return evaluate_retrieval(None, sets, resamples=2).to_dict()["groups"]
 
     return measured

@@ -344,7 +344,7 @@ def test_verdicts(gain, word):
 
 
 def test_verdicts_are_corrected_for_the_number_of_languages():
-    sets, before, after = many_pairs(5)
+    sets, before, after = many_pairs(8)
     old, new = (measured(model, sets, resamples=200) for model in (before, after))
     alone = compare(old, new)
     assert alone["languages"]["sw"]["verdict"] == "better"

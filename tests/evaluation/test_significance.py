@@ -104,7 +104,7 @@ def test_no_change_is_a_certain_tie():
 
 
 def test_smallest_p_value_is_set_by_the_resamples():
-    assert paired([0] * 9, [1] * 9, resamples=999)["p_value"] == pytest.approx(2 / 1000)
+    assert paired([0] * 20, [1] * 20, resamples=999)["p_value"] == pytest.approx(2 / 1000)
 
 
 def test_p_value_agrees_with_the_interval(scores):
