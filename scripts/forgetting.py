@@ -603,8 +603,8 @@ def table(content: Mapping[str, Any]) -> str:
     shown = [row for row in rows if row["recipe"] == "starter"]
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["recipe"] != "starter"):
         own = [row for row in rows if row["recipe"] == recipe]
-        for group in ([row for row in own if guarded(row, start)], own):
-            shown += sorted(group, key=gain)[-1:]
+        best = [max(group, key=gain) for group in ([row for row in own if guarded(row, start)], own) if group]
+        shown += [row for at, row in enumerate(best) if row not in best[:at]]
     cells = [
         [row["recipe"], f"{row['alpha']:g}", row["directions"], *(f"{row[key]:.1f}" for key in COLUMNS)]
         for row in shown
