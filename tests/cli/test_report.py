@@ -96,7 +96,8 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     expected = {}
     for side, model in (("before", tiny_encoder), ("after", SentenceTransformer(str(finished), device="cpu"))):
         expected[side] = evaluate_retrieval(model, sets, resamples=200).to_dict()
-        assert report[side]["mini"]["languages"]["de"] == expected[side]["languages"]["de"]
+        alone = {key: one for key, one in expected[side]["languages"]["de"].items() if key != "item_ids"}
+        assert report[side]["mini"]["languages"]["de"] == alone
         assert report[side]["mini"]["settings"]["pooling"] == "cls"
     untrained = [{**one, "languages": {x: one["languages"][x] for x in ("fr", "nl")}} for one in expected.values()]
     comparison = compare(*untrained, resamples=200)
