@@ -204,7 +204,7 @@ The table shows the effect of storing the difference in {bits} bits:
 PRECISION_OF_SUM = "All results were measured with the difference in {bits} bits."
 
 LIMITS = (
-    "The training text is {origin}, mostly short strings. Results on other text are known only for the benchmarks "
+    "The training text, {origin}, is mostly short strings. Results on other text are known only for the benchmarks "
     "above.",
     "The vocabulary is that of the base, and the word embeddings were frozen: training improved neither the segmentation of "
     "words nor the embeddings of single pieces.",
@@ -397,7 +397,7 @@ def card(
     }
     merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
     if len(runs) > 1:
-        merged = f"; what each run changed is added to the base, with weight (alpha) {alpha['alpha']:g}"
+        merged = f"; the changes of the runs are added to the base with weight (alpha) {alpha['alpha']:g}"
     removed = removed and removed["directions"] and removed
     chosen = [one["chosen"] for one in (alpha, removed) if one and one.get("chosen")]
     limits = {
@@ -416,7 +416,7 @@ def card(
         languages=", ".join(languages),
         recipe="; ".join(map(run_in_words, runs, options.runs)),
         merged=merged,
-        debiased=f"; without {removed['directions']} directions of language identity" if removed else "",
+        debiased=f"; {removed['directions']} directions of language identity are projected out" if removed else "",
         chosen=". " + " ".join(chosen) if chosen else "",
         bits=BITS,
         megabytes=facts["file"].stat().st_size / 1e6,

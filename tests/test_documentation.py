@@ -53,7 +53,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 #: Lines that are neither run nor parsed by metaphrase, with the reason.
 ELSEWHERE = {
-    r"(git|cd|cp|rm|export|source|python -m twine) ": "is part of a walk-through, which runs as a whole",
+    r"(git|cd|cp|rm|export|source|\.venv/bin/python -m twine) ": "is part of a walk-through, which runs as a whole",
     r"python -m venv ": "creates an environment",
     r"pip install ": "installs; its extras are checked",
     r"docker ": "needs Docker; `docs/install.md` and the Dockerfile name the same commands",

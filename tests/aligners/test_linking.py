@@ -1,10 +1,13 @@
 import json
 import shutil
+from contextlib import nullcontext
 
 import pytest
+import torch
 from datasets import Dataset
 
 from metaphrase.aligners.base import Aligner, Alignment
+from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.aligners.linking import (
     add_alignment,
     align_rows,
@@ -234,6 +237,16 @@ def test_statistical_aligners_are_trained_for_each_pair_of_languages(bitext, tmp
         load_aligners(tmp_path / "models")
     with pytest.raises(ValueError, match="holds no statistical aligner"):
         load_aligners(tmp_path / "nothing")
+
+
+def test_a_folder_with_links_of_another_aligner_is_refused(tmp_path, tiny_encoder):
+    for settings, fits in (({"layer": 0}, True), ({"layer": 0}, True), ({"layer": 1}, False)):
+        with nullcontext() if fits else pytest.raises(ValueError, match="an aligner with other settings"):
+            add(corpus(ROWS), EmbeddingAligner(tiny_encoder, **settings), folder=tmp_path)
+    with torch.no_grad():
+        tiny_encoder[0].auto_model.get_input_embeddings().weight[0] += 1
+    with pytest.raises(ValueError, match="an aligner with other settings"):
+        add(corpus(ROWS), EmbeddingAligner(tiny_encoder, layer=0), folder=tmp_path)
 
 
 def test_interrupted_work_goes_on(tmp_path):

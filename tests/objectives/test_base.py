@@ -78,8 +78,26 @@ def test_two_passes_without_positions_are_reported_once(make_loss, encoder_of, c
 
 
 def test_two_embedding_passes_need_an_embedding_layer_that_takes_states(make_loss, encoder_of):
+    model = encoder_of("modernbert", layer_types=["full_attention"] * 2)
     with pytest.raises(ModelError, match=r"the layer of ModernBertModel accepts none. Use positions 'single'"):
-        make_loss("rtl", model=encoder_of("modernbert"), positions="double")
+        make_loss("rtl", model=model, positions="double")
+
+
+def test_layers_that_differ_are_not_copied(make_loss, encoder_of):
+    with pytest.raises(ModelError, match=r"those of ModernBertModel differ in their attention.* recipe without RTL"):
+        make_loss("rtl", model=encoder_of("modernbert", num_hidden_layers=4))
+
+
+def test_attention_to_the_translation_needs_a_window_of_a_pair(make_loss, encoder_of):
+    make_loss("wa", model=encoder_of("modernbert"), max_length=16)
+    with pytest.raises(ModelError, match=r"only attend to 64 pieces on each side. Lower max_length \(48\)"):
+        make_loss("wa", model=encoder_of("modernbert", max_position_embeddings=256), max_length=48)
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "bert"])
+def test_two_embedding_passes(make_loss, batch_of, bitext, encoder_of, kind):
+    loss = make_loss("rtl", model=encoder_of(kind, pad_token_id=1), positions="double")
+    assert loss(batch_of(loss, bitext[:3]))["rtl"].isfinite()
 
 
 @pytest.mark.parametrize("objective", ["rtl", "tlm", "mlm", "awp", "mexma", "xtr"])

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import parse_links, phrase_pairs
-from metaphrase.objectives.span_contrast import PhrasePairs, negatives, span_contrast
+from metaphrase.exceptions import UsageError
+from metaphrase.objectives.span_contrast import PhrasePairs, SpanContrast, negatives, span_contrast
+from metaphrase.training.heads import AlignmentHeads
 from tests.oracles import span_contrast_loop, word_places
 
 ROWS = (6, 15, 22, 19, 23)
@@ -176,6 +178,13 @@ def test_the_settings_of_the_heads_do_not_tell_the_home_folder(make_loss, tmp_pa
     (tmp_path / "table.tsv").write_text("ein hund\ta dog\t0.9\n")
     loss = make_loss("span-contrast", phrase_table=str(tmp_path / "table.tsv"))
     assert loss.heads.config.objectives["span-contrast"]["args"]["phrase_table"] == "~/table.tsv"
+    (tmp_path / "table.tsv").unlink()
+    assert not AlignmentHeads(loss.heads.config).heads  # others load the heads without the table
+
+
+def test_a_cut_requires_a_phrase_table():
+    with pytest.raises(UsageError, match=r"'cut' \(0\.9\) filters the phrases of a phrase table"):
+        SpanContrast(cut=0.9)
 
 
 def test_a_phrase_table_filters(make_loss, batch_of, bitext, tokenizer, tmp_path):

@@ -301,7 +301,7 @@ def test_the_table_has_means_over_the_seeds(script):
     text = script.table({"rows": [start, *rows], **SETTING, "seeds": [1, 2]})
     lines = [line.split(" | ")[1:4] for line in text.splitlines() if line.startswith("| tr ")]
     assert lines == [["0.5", "0", "62.0"]]  # also the best of those without a loss
-    assert "frozen, seeds 1, 2; without" in text
+    assert "otherwise, seeds 1, 2; without" in text
     assert "Means over the seeds: small" in text
 
 

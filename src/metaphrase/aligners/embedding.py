@@ -198,7 +198,7 @@ class EmbeddingAligner(Aligner):
         device: Device of a model given by name.
 
     Raises:
-        ValueError: The layer, the method or the level is unknown.
+        ValueError: The layer, the method or the level is unknown, or the tokenizer of the model is slow.
 
     Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align); Conneau et al. 2018 (CSLS).
     """
@@ -218,6 +218,10 @@ class EmbeddingAligner(Aligner):
         device: str | None = None,
     ) -> None:
         self.model = model if isinstance(model, SentenceTransformer) else load_encoder(model, device=device)
+        if not getattr(self.model.tokenizer, "is_fast", False):
+            raise ModelError(
+                "The embedding aligner requires a fast tokenizer, because words are found by character offsets."
+            )
         layers = self.model[0].auto_model.config.num_hidden_layers
         self.layer = default_layer(layers) if layer is None else layer
         if not 0 <= self.layer <= layers:

@@ -35,7 +35,7 @@ from metaphrase.corpus.words import (
 )
 from metaphrase.exceptions import AlignmentFormatError, CorpusError, DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
-from metaphrase.io.digests import files_sha256
+from metaphrase.io.digests import files_sha256, tensors_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
@@ -190,10 +190,9 @@ def add_alignment(
     tables = []
     with exclusive(folder) if folder else nullcontext(), progress_bars(show_progress) as begin:
         if folder:
-            call = {"segmenter": segmenter, "overwrite": overwrite, "chunk_size": chunk_size, **settings}
-            if isinstance(model := settings.get("model"), str | Path):
-                call["model"] = f"{model} {model_digest(model)}"
-            _check_same_call(Path(folder), {"rows": data_digest(rows), "aligner": name, **call})
+            call: dict[str, Any] = {"segmenter": segmenter, "overwrite": overwrite, "chunk_size": chunk_size}
+            call |= {"rows": data_digest(rows), "aligner": name, **_aligner_arguments(aligner, settings)}
+            _check_same_call(Path(folder), call)
         advance = begin(f"Aligning with {name}", len(rows))
         for first in range(0, len(rows), chunk_size):
             chunk = rows[first : first + chunk_size]
@@ -421,8 +420,27 @@ def model_digest(name: str | Path) -> str:
     return files_sha256(path for path in encoder_files(str(name)) if path.suffix != ".md")
 
 
+def _aligner_arguments(aligner: str | Aligner | Mapping[str, Aligner], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What determines the links of an aligner, or of one for each pair of languages: its settings, and its model."""
+    if not isinstance(aligner, str):
+        each = aligner if isinstance(aligner, Mapping) else {"": aligner}
+        return {f"aligner {languages}": _object_facts(one) for languages, one in sorted(each.items())}
+    if isinstance(model := settings.get("model"), str | Path):
+        return {**settings, "model": f"{model} {model_digest(model)}"}
+    return dict(settings)
+
+
+def _object_facts(aligner: Aligner) -> str:
+    """The settings of an aligner that is given as an object, and a digest of its model, as text."""
+    names = vars(aligner).keys() - {"training_seconds"}
+    kept = {name: value for name in names if isinstance(value := getattr(aligner, name), str | int | float | None)}
+    model: Any = getattr(aligner, "model", None)
+    digest = tensors_digest(model.state_dict(), []) if hasattr(model, "state_dict") else ""
+    return f"{json.dumps(kept, sort_keys=True)} {digest}"
+
+
 def _check_same_call(folder: Path, arguments: dict[str, Any]) -> None:
-    """Refuse a folder with the links of other pairs or of another aligner. A model given as an object is not compared."""
+    """Refuse a folder with the links of other pairs or of another aligner."""
     arguments = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
     path = folder / "arguments.json"
     if (read_part(path) or write_part(path, arguments)) != arguments:

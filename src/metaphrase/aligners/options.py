@@ -64,7 +64,8 @@ class AlignOptions(BitextOptions):
     level: Level | None = option(None, "Units that the embedding aligner compares: piece or word (default: piece).")
     threshold: Annotated[float, Range(0, 2)] | None = option(
         None,
-        "Minimum score of a link: of the span aligner, or of --method softmax (default: 0.001, or 0.2 with --temperature).",
+        "Minimum score of a link: of the span aligner (default: 0.9), or of --method softmax (default: 0.001, or 0.2 with "
+        "--temperature).",
     )
     temperature: Positive | None = option(
         None, "Temperature at which --method softmax compares cosines (default: it compares dot products)."

@@ -197,9 +197,11 @@ class SpanAligner(Aligner):
         room = self.max_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
         self.max_question_length = room if max_question_length is None else max_question_length
         if not 0 < self.max_question_length <= room:
+            wanted = "none is left" if max_question_length is None else f"max_question_length is {max_question_length}"
             raise ModelError(
                 f"A sequence of {self.max_length} pieces and windows that overlap by {stride} leave {max(room, 0)} pieces "
-                f"for a question, but max_question_length is {max_question_length}. Lower it or the stride."
+                f"for a question, but {wanted}. Lower {'it or ' if max_question_length else ''}the stride, or raise "
+                "max_length."
             )
         self.threshold = threshold
         self.force_bidirectional = force_bidirectional

@@ -64,8 +64,9 @@ class StatisticalAligner(Aligner):
 
     It is trained in both directions. Each direction links a word at most once, and a heuristic symmetrises the two. The
     score of a link is the geometric mean of the two lexical translation probabilities,
-    ``sqrt(t(target | source) * t(source | target))``, between 0 and 1. It is about 1e-9 for a word that did not occur in
-    training. The IBM-4 model is trained without word classes.
+    ``sqrt(t(target | source) * t(source | target))``, between 0 and 1. For a word that did not occur in training, it is about
+    1e-9 with ``fast_align``, and one over the size of the vocabulary with the other models. The IBM-4 model is trained
+    without word classes.
 
     Training uses all cores and sums their counts in an undefined order: two trainings may differ in one link of 100,000.
     With the environment variable ``OMP_NUM_THREADS=1``, training is deterministic.

@@ -12,7 +12,7 @@ from metaphrase.publishing.debiasing import DebiasOptions, describe, write_debia
 
 DESCRIPTION = (
     "metaphrase debias MODEL -o DIR projects out the directions in which the mean embeddings of languages differ most, so "
-    "that a search in many languages prefers the best answer to one in the language of the query. The result is a plain "
+    "that a search in many languages ranks answers by meaning rather than by their language. The result is a plain "
     "SentenceTransformer folder with one more linear layer."
 )
 EXAMPLES = (

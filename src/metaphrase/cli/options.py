@@ -44,7 +44,7 @@ EXIT_CODES = """\
 exit status:
   0    done
   1    done, but problems were found, or nothing was worth writing
-  2    failed, such as by an invalid option, a missing file or no network; the reason is on stderr
+  2    failed: an invalid option, a missing file, no network, …; the reason is on stderr
   70   a bug in metaphrase
   130  interrupted (Ctrl-C)
   143  ended by SIGTERM"""

@@ -227,7 +227,7 @@ def concatenated(max_length: int, mask_rate: float, **settings: Any) -> Concaten
 def swapped(rng: np.random.Generator) -> bool:
     """Whether to swap source and target of a pair. Views that draw this first share the decision.
 
-    Reference: Pan et al. 2021 (PPA), section 2.2, random input shuffling.
+    Reference: Pan et al. 2021 (PPA), section 2.1, random input shuffling.
     """
     return bool(rng.random() < 0.5)
 

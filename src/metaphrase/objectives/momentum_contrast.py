@@ -165,7 +165,7 @@ class MomentumHead(nn.Module):
         pooled_bh = tokens_blh[:, 0] if self.pooling == "cls" else mean_pooled(tokens_blh, mask_bl)
         if self.normalize != "z":
             pooled_bh = F.normalize(pooled_bh, dim=-1)
-        embedding_bh = projection(pooled_bh.to(tokens_blh.dtype))
+        embedding_bh = at_least_float32(projection(pooled_bh.to(tokens_blh.dtype)))
         return embedding_bh if self.normalize == "h" else F.normalize(embedding_bh, dim=-1)
 
     def enqueue(self, key_bh: Tensor) -> None:

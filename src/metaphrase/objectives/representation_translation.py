@@ -122,7 +122,7 @@ class ReconstructionHead(nn.Module):
             language_b1h = self.languages(language_b)[:, None]
         if self.positions == "double":
             position_t = first_position(self.layers) + torch.arange(shape[1], device=slots_bth.device)
-            slots_bth = self.layers.embeddings(inputs_embeds=slots_bth, position_ids=position_t[None])
+            slots_bth = self.layers.embeddings(input_ids=None, inputs_embeds=slots_bth, position_ids=position_t[None])
         else:
             slots_bth = slots_bth + language_b1h
         if masked_bt is not None:
@@ -275,6 +275,11 @@ class RepresentationTranslation(Objective):
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:
             raise ModelError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
+        if len(set(getattr(config, "layer_types", None) or ())) > 1:
+            raise ModelError(
+                f"The head of RTL copies layers of the encoder, but those of {type(sources.encoder).__name__} differ in "
+                "their attention. Use an encoder of the BERT or XLM-R family, or a recipe without RTL."
+            )
         check_positions(sources, 2 * self.max_length, self.name)
         embeds = inspect.signature(getattr(sources.encoder, "embeddings", nn.Identity()).forward).parameters
         if self.positions == "double" and not {"inputs_embeds", "position_ids"} <= embeds.keys():

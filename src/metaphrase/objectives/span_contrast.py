@@ -192,6 +192,10 @@ class SpanContrast(Objective):
             raise UsageError(f"'min_words' must be at most 'max_words', {self.max_words}, but is {self.min_words}.")
         if self.phrase_table is not None and not Path(self.phrase_table).expanduser().is_file():
             raise MissingFileError(f"The phrase table {self.phrase_table} ('phrase_table') does not exist.")
+        if self.cut and self.phrase_table is None:
+            raise UsageError(
+                f"'cut' ({self.cut:g}) filters the phrases of a phrase table. Name one with 'phrase_table'."
+            )
         limits = self.max_words, self.min_words, self.max_spans
         self.phrases = PhrasePairs("phrases", self.max_length, *limits, self.phrase_table, self.cut)
 

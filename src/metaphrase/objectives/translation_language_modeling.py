@@ -33,7 +33,7 @@ class TranslationLanguageModeling(MaskedPrediction):
     Inputs: the columns ``source`` and ``target``; with ``monolingual`` also the column ``monolingual``, a list of texts.
 
     Reference: Conneau and Lample 2019 (XLM), section 3.3; Hu et al. 2021 (AMBER), section 2, equation 1; Pan et al. 2021
-    (PPA), section 2.3; Li et al. 2023 (DAP), section 4, as the baseline TR + TLM.
+    (PPA), section 2.2; Li et al. 2023 (DAP), section 4, as the baseline TR + TLM.
     """
 
     name: ClassVar[str] = "tlm"

@@ -87,8 +87,8 @@ class TranslationRanking(Objective):
             ``"both"``.
         guided: Exclude candidates from the denominator that the original encoder finds more similar than the translation,
             unless they are positives.
-        own_side: The other sentences of a sentence's own side are candidates too. A translation then has to come before every
-            other sentence of the same language, which is what a search among sentences of many languages needs.
+        own_side: The other sentences of a sentence's own side are candidates too. A translation then has to rank above
+            every other sentence of the query's own side, which is what a search among sentences of many languages needs.
         negatives: Number of hard negatives of each pair, from the column ``negatives``; every source ranks those of all pairs
             of its process as well. Copies of its translation are excluded.
 

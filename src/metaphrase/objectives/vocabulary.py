@@ -23,7 +23,7 @@ class VocabularyHead(nn.Module):
     """Predict pieces from states: ``softmax(W · LN(gelu(D h)) + b)``, at labelled positions only.
 
     The table ``W`` of a tied head is the encoder's input embeddings, which the head does not own. The transform in front of
-    it comes from the checkpoint's masked language modelling head, a new one if the checkpoint has none, or disabled.
+    it comes from the checkpoint's masked language modelling head, a new one if the checkpoint has none, or omitted.
 
     ``"untied"`` is a trainable copy of the table, ``"english"`` one of the rows of a subset; other labels count as the
     unknown token. The last is a softmax over fewer classes and thus a different loss.

@@ -138,14 +138,22 @@ class WordAlignment(Objective):
         """Check that the encoder supports the passes.
 
         Raises:
-            ModelError: The attention of the encoder cannot be masked and read, or it has too few positions for the pairs.
+            ModelError: The attention of the encoder cannot be masked and read, or it has too few positions or too small a
+                window for the pairs.
         """
         if not can_observe(sources.encoder):
             raise ModelError(
                 f"'wa' reads the attention of the encoder, but {type(sources.encoder).__name__} does not support "
                 "the attention interface of transformers. Use an encoder of the BERT or XLM-R family, or remove 'wa'."
             )
-        check_positions(sources, pair_length(sources, self.max_length), self.name)
+        longest = pair_length(sources, self.max_length)
+        check_positions(sources, longest, self.name)
+        if (window := getattr(sources.encoder.config, "sliding_window", None)) and longest > window:
+            raise ModelError(
+                f"'wa' needs attention between all tokens of a pair of {longest} pieces, but layers of "
+                f"{type(sources.encoder).__name__} only attend to {window} pieces on each side. Lower max_length "
+                f"({self.max_length}), or use an encoder of the BERT or XLM-R family."
+            )
         return {}
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:

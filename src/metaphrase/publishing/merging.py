@@ -83,7 +83,7 @@ _CARD = """\
 # {title}
 
 A task vector: {parameters:,} weight differences, which turn {base} into an encoder that was tuned from it. The weight of the
-differences, alpha, is {alpha:g}{directions}. With [metaphrase](https://pypi.org/project/metaphrase/),
+differences, alpha, is {alpha:g}{directions}. With [metaphrase](https://github.com/metaphrase/metaphrase),
 {call} loads the base and adds the vector. To write a plain folder, which Sentence Transformers loads without metaphrase:
 
 {command}

@@ -93,7 +93,8 @@ class AdaptationConfig:
     merge: MergeWeight = option(
         "auto",
         "Weight of the trained encoder in the release: 0 is the encoder before training, 1 the trained encoder. auto: the "
-        "weight that gains most on held-out pairs while all guards hold: similarity structure, and the folders of --guard.",
+        "weight that gains most on the pairs for early stopping while all guards hold: similarity structure, and the folders "
+        "of --guard.",
     )
     guard: list[str] = option(
         [], f"Folders of data on which the release must not get worse, with different names: {GUARD_FOLDERS}."
@@ -101,7 +102,7 @@ class AdaptationConfig:
     debias: Directions = option(
         20,
         "Directions of language identity to project out of the release; 0 for none. auto: of 10, 20, 30 and 40, the number "
-        "that gains most on held-out pairs, in one pool of all languages, while the folders of --guard hold.",
+        "that gains most on the pairs for early stopping, in one pool of all languages, while the folders of --guard hold.",
     )
     data_license: str | None = option(None, "Licence of your bitext, for the model card.")
     retention_languages: list[str] = option(

@@ -71,6 +71,8 @@ class AlignmentHeads(PreTrainedModel):
                 self.language_embedding = LanguageEmbedding(config.languages, encoder.hidden_size)
             for name, made in config.objectives.items():
                 cls = _objective_class(name, made.get("objective", name))
+                if cls.make_head is Objective.make_head:
+                    continue  # without a head; its arguments may name files of the training
                 head = cls(**made["args"]).make_head(encoder, **made["settings"])
                 if head is not None:
                     self.heads[name] = head
