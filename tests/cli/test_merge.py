@@ -163,7 +163,7 @@ def test_directions_are_projected_out_of_the_merged_encoder(base, sw, te, tmp_pa
     assert embeddings(out) == pytest.approx(embeddings(wanted), abs=1e-5)
     assert embeddings(f"{base} + {file}") == pytest.approx(embeddings(wanted), abs=2e-3)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "plus 0.4 times what training changed, without 3 directions of language identity." in printed
+    assert f"plus 0.4 times what training changed in {sw} and {te}, without 3 directions of language" in printed
     facts = metadata_load(out / "README.md")["metaphrase"]
     assert facts["merge"] == {"alpha": 0.4, "tuned": ["sw", "te"]}
     assert facts["debias"] == {"directions": 3, "languages": 95, "data": "udhr, articles with odd numbers"}
@@ -278,7 +278,8 @@ def test_different_weights_are_reported_each(base, sw, te, tmp_path, capsys):
     assert command(base, *files, "-o", tmp_path / "out", "--json") == 0
     assert json.loads(capsys.readouterr().out)["alpha"] == [0.2, 0.8]
     assert metadata_load(tmp_path / "out" / "README.md")["metaphrase"]["merge"]["alpha"] == [0.2, 0.8]
-    assert "plus 0.2 and 0.8 times what" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "plus 0.2 times what training changed in sw.safetensors and 0.8 times what" in card
 
 
 def test_the_same_vector_is_added_once(base, sw, tmp_path, capsys):

@@ -66,3 +66,10 @@ def test_diagnosis_has_the_geometry(tiny_encoder, bitext):
         assert len(facts["hubs"]) == 3
         assert facts["hubs"][0]["count"] == max(hub["count"] for hub in facts["hubs"])
         assert facts["hubs"][0]["text"] in targets
+
+
+def test_copies_of_a_target_are_one_hub(tiny_encoder, bitext):
+    sources, targets = ([row[side] for row in bitext] for side in ("source", "target"))
+    copied = ParallelSet("de", tuple(sources), (*targets[:1] * 6, *targets[6:]))
+    texts = [hub["text"] for hub in diagnose(tiny_encoder, {"de": copied}).languages["de"]["hubs"]]
+    assert len(set(texts)) == len(texts) == 3

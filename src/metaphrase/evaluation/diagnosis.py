@@ -276,9 +276,11 @@ def _by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[s
 
 def _hubs(pairs: ParallelSet, sides: Embeddings) -> dict[str, Any]:
     """Hubness of the targets for the sources, and the worst hubs."""
-    found = hubs(*sides)
+    source_nh, target_nh = sides
+    first_m = np.sort(np.unique(pairs.targets, return_index=True)[1])  # copies of a target are one hub
+    found = hubs(source_nh, target_nh[first_m])
     worst = np.argsort(-found.count_m, kind="stable")[:HUBS_SHOWN]
-    rows = [{"text": pairs.targets[row], "count": int(found.count_m[row])} for row in worst]
+    rows = [{"text": pairs.targets[first_m[row]], "count": int(found.count_m[row])} for row in worst]
     return {"hubness": found.skewness, "hubs": rows}
 
 

@@ -332,9 +332,8 @@ def _merged(merge: Mapping[str, Any] | None) -> str | None:
     """How the weights were merged, in words."""
     if merge is None:
         return None
-    names = f" in {', '.join(merge['tuned'])}" if merge.get("tuned") else ""
     chosen = f". {merge['chosen']}" if merge.get("chosen") else ""
-    return f"the weights of the base model plus {alpha_in_words(merge['alpha'])} times what training changed{names}{chosen}"
+    return f"the weights of the base model plus {change_in_words(merge['alpha'], merge.get('tuned') or ())}{chosen}"
 
 
 def prompts_in_words(model: Any) -> str:
@@ -446,14 +445,23 @@ def _name_or_path(model: SentenceTransformer | None) -> str | None:
     return str(encoder.config.name_or_path) if encoder is not None else None
 
 
-def alpha_in_words(alpha: float | Sequence[float]) -> str:
-    """A weight, or several, as words.
+def change_in_words(alpha: float | Sequence[float], tuned: Sequence[str] = ()) -> str:
+    """What is added to a base: the changes of tuned encoders, with one weight, or with one for each of them.
 
-    >>> alpha_in_words(0.5), alpha_in_words([0.2, 0.8])
-    ('0.5', '0.2 and 0.8')
+    >>> change_in_words(0.5), change_in_words(0.5, ["a", "b"])
+    ('0.5 times what training changed', '0.5 times what training changed in a and b')
+    >>> change_in_words([0.2, 0.8], ["a", "b"])
+    '0.2 times what training changed in a and 0.8 times what training changed in b'
     """
-    *others, last = [f"{one:g}" for one in ([alpha] if isinstance(alpha, int | float) else alpha)]
-    return " and ".join(filter(None, (", ".join(others), last)))
+    if isinstance(alpha, int | float):
+        return f"{alpha:g} times what training changed{' in ' * bool(tuned)}{_listed(tuned)}"
+    names = tuned or [f"encoder {number}" for number in range(1, len(alpha) + 1)]
+    return _listed([change_in_words(one, [name]) for one, name in zip(alpha, names, strict=True)])
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Words, separated by commas and a final "and"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _public_name(name: str) -> str:

@@ -55,7 +55,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
-from metaphrase.publishing.card import AlignmentModelCardData, alpha_in_words
+from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
 from metaphrase.publishing.debiasing import (
     DECLARATION,
     SAMPLED_TEXTS,
@@ -489,9 +489,9 @@ def describe(result: Merge) -> Sequence[str]:
         curve = AlphaCurve(**result.curve)
         sentences.append(str(curve) if curve.gains else f"{curve.without_gain()} Nothing was written.")
     if result.output_dir is not None:
+        change = change_in_words(result.alpha, result.tuned)
         sentences.append(
-            f"Wrote {result.output_dir}: {result.base} plus {alpha_in_words(result.alpha)} times what training changed"
-            f"{removed}. {how_to_load(result.output_dir)}"
+            f"Wrote {result.output_dir}: {result.base} plus {change}{removed}. {how_to_load(result.output_dir)}"
         )
     if result.vector is not None:
         sentences.append(
