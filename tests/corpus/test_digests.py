@@ -4,6 +4,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets, load_datase
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.digests import check_stream, data_digest, stream_digest
+from metaphrase.corpus.monolingual import with_monolingual
 
 ROWS = [
     {"source": "ja", "target": "yes", "monolingual": ["a", "bc"], "n": 1},
@@ -60,6 +61,16 @@ def test_a_stream_is_known_by_its_files(bitext_path, tmp_path):
     assert digest(tmp_path / "one") == digest(tmp_path / "other")
     assert digest(tmp_path / "one") != digest(tmp_path / "more")
     assert stream_digest(IterableDataset.from_generator(lambda: iter([]))) is None
+
+
+def test_a_stream_is_known_by_its_monolingual_text(bitext_path):
+    def digest(*texts, **options):
+        stream = load_corpus(str(bitext_path), streaming=True).dataset
+        return stream_digest(with_monolingual(stream, texts, **options) if texts else stream)
+
+    found = [digest(), digest("a b"), digest("c d"), digest("a b", ratio=0.5), digest("a b", seed=1)]
+    assert len(set(found)) == len(found)
+    assert digest("a b") == found[1]
 
 
 def test_a_stream_is_known_by_what_selects_and_orders_its_rows(bitext_path, tmp_path):

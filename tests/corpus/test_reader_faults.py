@@ -136,6 +136,12 @@ def test_too_many_unreadable_lines_are_refused(tmp_path):
     assert load_corpus(path, max_bad_rate=0.1).report.kept == 940
 
 
+def test_lines_without_a_translation_are_no_fault_of_the_file(tmp_path):
+    good = [f"{s}\t{t}\n".encode() for s, t in many(1500)]
+    report = load_corpus(raw_tsv(tmp_path, *[b"paka\t\n"] * 300, *good)).report
+    assert (report.kept, report.dropped) == (1500, {"empty side": 300})
+
+
 def test_a_file_without_one_pair_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"sw-en\.tsv has no readable pair in 2 lines: empty side at .*:2, .*:3"):
         load_corpus(raw_tsv(tmp_path, b"\tcat\n", b"paka\t\n"))

@@ -195,7 +195,11 @@ def test_the_precision_is_chosen_and_kept_when_a_run_resumes(execute, monkeypatc
     assert execute(**settings).facts["bf16"] is (faster == torch.bfloat16)
     assert sizes == [4]
     monkeypatch.setattr(run_module, "faster_precision", lambda *a, **k: pytest.fail("it was timed again"))
-    resumed = execute(**settings, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 is not the last checkpoint in .*also holds checkpoint-3"):
+        execute(**settings, resume_from_checkpoint=str(checkpoint))
+    shutil.rmtree(tmp_path / "out" / "checkpoint-3")
+    resumed = execute(**settings, resume_from_checkpoint=str(checkpoint))
     assert resumed.facts["bf16"] is (faster == torch.bfloat16)
 
 
@@ -296,6 +300,10 @@ def test_settings_are_those_of_the_recipe_unless_given(tmp_path):
     assert (own.per_device_train_batch_size, own.head_learning_rate) == (32, 5e-4)
     assert RunConfig(recipe="dap", head_learning_rate=None).head_learning_rate is None
     assert RunConfig(recipe="dap", paper_training=True).max_steps == 100_000
+    epochs = RunConfig(recipe="dap", paper_training=True, num_train_epochs=2)
+    assert (epochs.max_steps, epochs.num_train_epochs) == (-1, 2)
+    small = RunConfig(recipe="dap", paper_training=True, per_device_train_batch_size=8)
+    assert (small.effective_batch_size, small.per_device_train_batch_size, small.max_steps) == (None, 8, 100_000)
     one = RunConfig(corpus=Path("a.tsv"), languages="sw", output_dir=Path("runs/sw"))
     assert (one.corpus, one.languages, one.output_dir) == (["a.tsv"], ["sw"], "runs/sw")
     with pytest.raises(UsageError, match=r"Unknown option 'max_stpes' .did you mean 'max_steps'"):
@@ -493,7 +501,12 @@ def test_a_release_that_cannot_be_made_is_refused_before_training(execute, setti
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"load_best_model_at_end": True}, {"metric_for_best_model": "eval_dev_mean_accuracy"}]
+    "wrong",
+    [
+        {"load_best_model_at_end": True},
+        {"metric_for_best_model": "eval_dev_mean_accuracy"},
+        {"eval_strategy": "steps"},
+    ],
 )
 def test_a_best_model_needs_dev_data(execute, monkeypatch, wrong):
     monkeypatch.delattr(run_module, "load_encoder")

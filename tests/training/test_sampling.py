@@ -116,10 +116,11 @@ def train(tiny_encoder_dir, full_bitext, tmp_path):
         stop=9,
         save_steps=1,
         eval_dataset=None,
+        recipe=None,
     ):
         torch.manual_seed(7)
         model = load_encoder(str(tiny_encoder_dir), device="cpu")
-        loss = AlignmentLoss(model, Recipe.load("tr"), max_length=24)
+        loss = AlignmentLoss(model, recipe or Recipe.load("tr"), max_length=24)
         args = AlignmentTrainingArguments(
             output_dir=str(tmp_path / folder),
             per_device_train_batch_size=4,
@@ -229,12 +230,16 @@ def test_a_resumed_run_sees_the_same_shared_targets(train):
 def test_settings_that_keep_shared_targets_apart_are_refused(train):
     with pytest.raises(UsageError, match="requires batch_sampler 'batch_sampler', but it is 'no_duplicates'"):
         train("refused", batches="shared_target")
+    with pytest.raises(UsageError, match="tr would rank a translation against copies of it"):
+        train("refused", batches="shared_target", sampler="batch_sampler")
+    terms = [{"objective": "tr", "args": {"direction": "symmetric", "positives": "shared_target"}}]
+    recipe = Recipe.from_dict({"name": "shared", "terms": terms})
+    settings = {"batches": "shared_target", "sampler": "batch_sampler", "recipe": recipe}
     with pytest.raises(
         UsageError, match="'batches: shared_target' requires data that are not a stream, but `train_dataset`"
     ):
-        train("refused", batches="shared_target", sampler="batch_sampler", data=pairs().to_iterable_dataset())
-    terms = [{"objective": "tr", "args": {"direction": "symmetric", "positives": "shared_target"}}]
-    objectives = Recipe.from_dict({"name": "shared", "terms": terms}).objectives()
+        train("refused", data=pairs().to_iterable_dataset(), **settings)
+    objectives = recipe.objectives()
     args = AlignmentTrainingArguments(output_dir="unused", batch_sampler="no_duplicates", use_cpu=True)
     with pytest.raises(UsageError, match="The positives of tr are pairs with the same target"):
         check_arguments(args, objectives)

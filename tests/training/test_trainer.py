@@ -534,6 +534,28 @@ def test_other_data_sets_are_not_resumed(make_trainer, rows, other):
         trainer(changed, **options).train(resume_from_checkpoint=True)
 
 
+def test_a_checkpoint_with_more_steps_than_the_run_is_refused(make_trainer):
+    make_trainer("tr", max_steps=3, save_steps=3).train()
+    with pytest.raises(CheckpointError, match="has 3 steps, more than the 2 that these options train for"):
+        make_trainer("tr", max_steps=2).train(resume_from_checkpoint=True)
+    make_trainer("tr", max_steps=3).train(resume_from_checkpoint=True)
+
+
+def test_a_resumed_run_logs_and_saves_as_configured(make_trainer):
+    make_trainer("tr", max_steps=2, save_steps=1, logging_steps=1, save_total_limit=0).train()
+    resumed = make_trainer("tr", max_steps=7, save_steps=3, logging_steps=2, save_total_limit=0)
+    resumed.train(resume_from_checkpoint=True)
+    saved = {int(path.name.partition("-")[2]) for path in Path(resumed.args.output_dir).glob("checkpoint-*")}
+    assert saved == {1, 2, 3, 6, 7}
+    assert [log["step"] for log in resumed.state.log_history if "loss" in log] == [1, 2, 4, 6]
+
+
+def test_float16_without_a_gpu_is_disabled(tmp_path, caplog):
+    args = AlignmentTrainingArguments(output_dir=str(tmp_path), fp16=True, use_cpu=True)
+    assert not args.fp16
+    assert "float16 requires a GPU: fp16 is disabled" in caplog.text
+
+
 def test_a_checkpoint_without_an_optimizer_is_not_resumed(make_trainer):
     """The optimiser and the schedule would start anew."""
     make_trainer("tr", max_steps=2, save_steps=1, save_only_model=True).train()

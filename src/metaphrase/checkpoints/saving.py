@@ -55,8 +55,20 @@ class AtomicCheckpoints(Trainer):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any
     ) -> tuple[int, int]:
-        """Completed epochs and batches of the next one. A finished run has completed all epochs and takes no more steps."""
+        """Completed epochs and batches of the next one. A finished run has completed all epochs and takes no more steps.
+
+        Raises:
+            CheckpointError: The checkpoint has more steps than the run.
+        """
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
+        if self.state.global_step > max_steps:
+            raise CheckpointError(
+                f"The checkpoint has {self.state.global_step} steps, more than the {max_steps} that these options train for. "
+                "Pass a larger --max_steps, or choose another --output_dir to start over."
+            )
+        self.state.compute_steps(
+            self.args, max_steps
+        )  # of these options, not of those that the checkpoint was saved with
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

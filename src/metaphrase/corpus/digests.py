@@ -60,7 +60,7 @@ def _add(digest: Any, array: Any) -> None:
 def stream_digest(dataset: IterableDataset) -> str | None:
     """Compute a digest of a stream from `load_corpus`; None for another stream.
 
-    It covers the names and content of the files, and which rows are read in which order.
+    It covers the names and content of the files, which rows are read in which order, and monolingual text.
     """
     iterable = dataset._ex_iterable  # noqa: SLF001 - `datasets` has no public accessor
     files = [
@@ -97,6 +97,8 @@ def _order(iterable: Any) -> Iterator[Any]:
         if isinstance(selection, Selection):
             cleaning = selection.cleaning and replace(selection.cleaning, tokenizer=None)
             yield [repr(replace(selection, cleaning=cleaning, languages=frozenset())), sorted(selection.languages)]
+        if digest := (getattr(one, "fn_kwargs", None) or {}).get("texts_digest"):
+            yield digest
         if isinstance(generator := getattr(one, "generator", None), np.random.Generator):
             settings = ("probabilities", "stopping_strategy", "buffer_size")
             yield [generator.bit_generator.state, *(getattr(one, name, None) for name in settings)]

@@ -27,7 +27,7 @@ from metaphrase.io.digests import PinnedFile
 logger = logging.getLogger(__name__)
 
 #: Names of splits; others are recognised only if they are asked for.
-SPLITS = ("train", "dev", "valid", "validation", "test")
+SPLITS = ("train", "dev", "valid", "validation", "test", "devtest", "eval")
 #: Names of the same split.
 _DEV = frozenset(["dev", "valid", "validation"])
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}

@@ -17,7 +17,7 @@ from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, is_blank, read_lines
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.arguments import Count, Ratio, Seed, checked
-from metaphrase.io.digests import PinnedFile, unchanged
+from metaphrase.io.digests import PinnedFile, json_digest, unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -101,11 +101,12 @@ def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: Ratio 
     if isinstance(dataset, Dataset):
         return dataset.add_column("monolingual", [of_row(i) for i in range(len(dataset))], feature=feature)
 
-    def add(row: dict[str, Any], i: int) -> dict[str, Any]:
+    def add(row: dict[str, Any], i: int, texts_digest: str) -> dict[str, Any]:
         return {**row, "monolingual": of_row(i)}
 
+    facts = {"texts_digest": json_digest([texts, ratio, seed])}  # for `stream_digest`
     features = None if dataset.features is None else Features({**dataset.features, "monolingual": feature})
-    return dataset.map(add, with_indices=True, features=features)
+    return dataset.map(add, with_indices=True, features=features, fn_kwargs=facts)
 
 
 def _contiguous(lines: Iterable[str]) -> Iterator[str]:

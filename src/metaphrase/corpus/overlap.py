@@ -19,11 +19,17 @@ def overlap(train: Any, test: Any) -> int:
     >>> overlap([{"source": "Habari", "target": "Hello"}], [{"source": "Jambo", "target": "HELLO"}])
     1
     """
-    known: tuple[set[str], set[str]] = set(), set()
+    pairs = [(normalised(source), normalised(target)) for source, target in _texts(test)]
+    tested = {source for source, _ in pairs}, {target for _, target in pairs}
+    trained: tuple[set[str], set[str]] = (
+        set(),
+        set(),
+    )  # of the tested sentences: all of the corpus may not fit into memory
     for pair in _texts(train):
-        for side, text in zip(known, pair, strict=True):
-            side.add(normalised(text))
-    return sum(any(normalised(text) in side for side, text in zip(known, pair, strict=True)) for pair in _texts(test))
+        for side, known, text in zip(tested, trained, map(normalised, pair), strict=True):
+            if text in side:
+                known.add(text)
+    return sum(any(text in known for known, text in zip(trained, pair, strict=True)) for pair in pairs)
 
 
 def _texts(rows: Any) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from datasets import Features, Value
 
 from metaphrase.corpus.codes import is_plain
-from metaphrase.corpus.text import BadLine, is_blank
+from metaphrase.corpus.text import EMPTY, BadLine, is_blank
 from metaphrase.corpus.words import check_links, format_links, parse_links, segmenter_of_side, word_spans
 from metaphrase.exceptions import AlignmentFormatError
 
@@ -84,7 +84,7 @@ def _text_fault(row: Row, max_chars: int) -> BadLine | None:
     """Why the texts of a row are unusable, or None."""
     source, target = row.source, row.target
     if is_blank(source) or is_blank(target):
-        return BadLine("empty side")
+        return BadLine(EMPTY, fault=False)
     if len(source) > max_chars or len(target) > max_chars:
         return BadLine("too long", f"{max(len(source), len(target))} characters")
     texts = source + target

@@ -31,9 +31,13 @@ _INVISIBLE, _VISIBLE = re.compile(f"[{_WITHOUT_WIDTH}]"), re.compile(rf"[^\s{_WI
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
+#: The reason of a line with an empty side.
+EMPTY = "empty side"
+
+
 class BadLine(NamedTuple):
     """The reason under which an unusable line is counted, and what was found. A TMX unit in other languages is not a
-    fault of the file.
+    fault of the file, nor is an empty side, which files of parallel lines have where a sentence is not translated.
     """
 
     reason: str

@@ -129,6 +129,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         if self.bf16 and self.use_cpu and not has_bfloat16_instructions():
             logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
             self.bf16 = False
+        if getattr(self, "fp16", False) and self.use_cpu:
+            logger.warning("float16 requires a GPU: fp16 is disabled. On a CPU, use --bf16.")
+            self.fp16 = False
         super().__post_init__()
         if self.effective_batch_size is not None:
             size, rest = divmod(self.effective_batch_size, self.world_size)
@@ -168,7 +171,7 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         raise UsageError(
             "A bitext has no labels to group batches by. Set batch_sampler to 'no_duplicates', or omit it."
         )
-    _check_shared_targets(args, [name for name, objective in objectives.items() if objective.shares_targets])
+    _check_shared_targets(args, objectives)
     size, processes = args.per_device_train_batch_size, args.world_size
     alone = [
         name
@@ -193,17 +196,28 @@ def check_negatives(dataset: Any, objectives: Mapping[str, Objective]) -> None:
         )
 
 
-def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Sequence[str]) -> None:
-    """Refuse a sampler that keeps pairs with the same target apart, if batches or objectives need them together."""
+def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
+    """Refuse a sampler that keeps pairs with the same target apart, if batches or objectives need them together.
+
+    Also refuse batches of such pairs for objectives that treat the copies of a target as negatives.
+    """
+    sharing = [name for name, objective in objectives.items() if objective.shares_targets]
     sampler = getattr(args.batch_sampler, "value", args.batch_sampler)
     if args.batches == "shared_target" and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
         raise UsageError(
             "'batches: shared_target' puts pairs with the same target into one batch, and requires batch_sampler "
-            f"'batch_sampler', but it is {sampler!r}. Change one of them."
+            f"'batch_sampler', but it is {sampler!r}, as set by the recipe or an option. Change one of them."
         )
-    if objectives and args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
+    if args.batches == "shared_target":
+        for name, objective in objectives.items():
+            if not objective.shares_targets and not getattr(objective, "mask_duplicates", True):
+                raise UsageError(
+                    f"With 'batches: shared_target', {name} would rank a translation against copies of it. Set its "
+                    "'positives' to 'shared_target', or 'mask_duplicates' to true."
+                )
+    if sharing and args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
         raise UsageError(
-            f"The positives of {', '.join(objectives)} are pairs with the same target, which are never in one batch with "
+            f"The positives of {', '.join(sharing)} are pairs with the same target, which are never in one batch with "
             f"batch_sampler {sampler!r}. Set batches to 'shared_target' and batch_sampler to 'batch_sampler'."
         )
 

@@ -66,12 +66,21 @@ def check_guards(folders: Sequence[str]) -> None:
         )
 
 
-def check_best_model(config: RunConfig, dev: Collection[str]) -> None:
-    """Refuse to choose the best model without dev data, and warn if it is measured, but not released."""
+def check_evaluation(config: RunConfig, dev: Collection[str]) -> None:
+    """Refuse to evaluate or to choose the best model without dev data, and warn if it is measured, but not released."""
     metric, is_chosen = config.metric_for_best_model, config.load_best_model_at_end
-    if not dev and (metric or is_chosen):
-        name = "load_best_model_at_end" if is_chosen else "metric_for_best_model"
+    saves_best = config.save_strategy == "best"
+    needed = {
+        "load_best_model_at_end": is_chosen,
+        "metric_for_best_model": metric,
+        "save_strategy best": saves_best,
+        "eval_strategy": config.eval_strategy != "no",
+    }
+    if not dev and any(needed.values()):
+        name = next(name for name, given in needed.items() if given)
         raise UsageError(f"--{name} needs pairs on which the models are measured: pass --dev.")
+    if saves_best and not metric:
+        raise UsageError("--save_strategy best needs the measure that decides: pass --metric_for_best_model.")
     if metric and not is_chosen:
         logger.warning(
             "The release will be the last model, not the best by --metric_for_best_model %s. To release the best, pass "

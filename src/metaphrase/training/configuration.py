@@ -50,6 +50,9 @@ _WITHOUT_EFFECT = {"disable_tqdm", "report_to", *WITHOUT_EFFECT}
 #: Options that are a number or "auto", with the type of the number.
 _NUMBER_OR_AUTO: dict[str, tuple[type[float], Any]] = {"merge": (float, MergeWeight), "debias": (int, Directions)}
 
+#: Options that replace a setting of the recipe, which would take precedence over them.
+_REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "effective_batch_size"}
+
 #: Values of ``clean``.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 
@@ -192,6 +195,8 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         recipe: Any = settings.get("recipe", options["recipe"].default)
         recipe = recipe if isinstance(recipe, Recipe) else str(recipe)  # a Recipe is refused
         defaults = recipe_settings(recipe, paper_training=bool(settings.get("paper_training")))
+        replaced = {name for option, name in _REPLACED.items() if option in settings}
+        defaults = {name: value for name, value in defaults.items() if name not in replaced}
         for name, one in options.items():
             default = default_of(one)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
@@ -205,14 +210,21 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
 
     __repr__ = AlignmentTrainingArguments.__str__  # hides tokens
 
-    def training_arguments(self) -> AlignmentTrainingArguments:
+    def training_arguments(self, *, evaluates: bool | None = None) -> AlignmentTrainingArguments:
         """The arguments of the trainer; building them sets up the device and joins the processes of ``torchrun``.
+
+        Args:
+            evaluates: Whether dev data are measured while training, by default if there are any (``dev``): at every
+                checkpoint, unless ``eval_strategy`` is set.
 
         Raises:
             UsageError: A value is invalid, or two values contradict each other.
         """
         names = [one.name for one in fields(AlignmentTrainingArguments) if one.init]
-        return AlignmentTrainingArguments(**{name: deepcopy(getattr(self, name)) for name in names})
+        values = {name: deepcopy(getattr(self, name)) for name in names}
+        if (bool(self.dev) if evaluates is None else evaluates) and values["eval_strategy"] == "no":
+            values |= {"eval_strategy": "steps", "eval_steps": self.eval_steps or self.save_steps}
+        return AlignmentTrainingArguments(**values)
 
     def command(self) -> list[str]:
         """The ``metaphrase train`` command with these settings, for card and report.

@@ -272,13 +272,13 @@ def _argument(checkpoint: str | Path, name: str) -> bool:
 def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
     """The checkpoint of ``--resume_from_checkpoint``: a path, or the last valid one of the output folder for ``true``.
 
-    A folder that holds checkpoints is refused if resuming is not configured: a later resume could not distinguish them
-    from this run's.
+    A folder that holds other checkpoints is refused: a later resume could not distinguish them from this run's.
     """
     output = str(arguments.output_dir)
     asked = str(arguments.resume_from_checkpoint or "false")
+    present = checkpoint_folders(output, staged=True)
     if asked.lower() in FALSE:
-        if present := checkpoint_folders(output, staged=True):
+        if present:
             raise CheckpointError(
                 f"{output} holds {present[-1].name} of an earlier run. Resume it with "
                 "--resume_from_checkpoint true, or choose another --output_dir."
@@ -288,5 +288,11 @@ def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
     if checkpoint is None:
         logger.info("No checkpoint in %s yet; training starts from the beginning.", output)
         return None
+    last = present[-1].resolve() if present else None
+    if last is not None and asked.lower() not in TRUE and last != Path(checkpoint).resolve():
+        raise CheckpointError(
+            f"{checkpoint} is not the last checkpoint in {output}, which also holds {last.name}. Choose another "
+            f"--output_dir, or delete the other checkpoints of {output}, so that a later resume does not continue from them."
+        )
     logger.info("Resuming from %s.", checkpoint)
     return str(checkpoint)

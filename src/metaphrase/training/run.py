@@ -22,7 +22,6 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import TrainerCallback, set_seed
-from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.saving import check_finite
 from metaphrase.corpus.loading import Corpus
@@ -47,7 +46,7 @@ from metaphrase.publishing.merging import remove_curve
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE, release, release_languages
 from metaphrase.publishing.report import remove_report, write_report
-from metaphrase.training.arguments import check_best_metric, check_trackers
+from metaphrase.training.arguments import AlignmentTrainingArguments, check_best_metric, check_trackers
 from metaphrase.training.baseline import (
     Baseline,
     EvaluationSets,
@@ -57,7 +56,7 @@ from metaphrase.training.baseline import (
     split_retention,
 )
 from metaphrase.training.callbacks import log_readably
-from metaphrase.training.checks import check, check_best_model, check_language_embedding, check_text
+from metaphrase.training.checks import check, check_evaluation, check_language_embedding, check_text
 from metaphrase.training.configuration import RunConfig, configured_recipe
 from metaphrase.training.corpora import (
     leakage,
@@ -156,11 +155,14 @@ class TrainingRun:
         self.title = title
         self.origins = origins
         self.recipe = configured_recipe(config)
-        check_best_model(config, config.dev or inputs.dev or ())  # before transformers asks for `eval_strategy`
-        self.arguments = config.training_arguments()
+        check_evaluation(config, config.dev or inputs.dev or ())  # before transformers asks for an evaluation data set
+        self.arguments = self._arguments()
         self.output = Path(str(config.output_dir))
         self.result: RunResult | None = None
         self._began = time.time()
+
+    def _arguments(self) -> AlignmentTrainingArguments:
+        return self.config.training_arguments(evaluates=bool(self.config.dev or self.inputs.dev))
 
     @property
     def is_main_process(self) -> bool:
@@ -187,7 +189,7 @@ class TrainingRun:
         """
         self._began = time.time()
         self.check()
-        self.arguments = self.config.training_arguments()  # resets the state of accelerate, which all runs share
+        self.arguments = self._arguments()  # resets the state of accelerate, which all runs share
         with self.claim_output():
             self.load_encoder()
             self.load_test_sets()
@@ -390,9 +392,6 @@ class TrainingRun:
                 evaluators.append(guards)
             check_best_metric(arguments, metrics)
             evaluators.append(retrieval)  # the last one has the sequential score
-            if arguments.eval_strategy == IntervalStrategy.NO:
-                arguments.eval_strategy = IntervalStrategy.STEPS
-                arguments.eval_steps = arguments.eval_steps or arguments.save_steps
         self.trainer = AlignmentTrainer(
             model=self.encoder,
             args=arguments,

@@ -18,7 +18,7 @@ from metaphrase.corpus.readers.tmx import read_tmx
 from metaphrase.corpus.readers.tsv import read_tsv
 from metaphrase.corpus.report import CorpusReport, format_examples
 from metaphrase.corpus.rows import Row, check_row
-from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine
+from metaphrase.corpus.text import BAD_RATE_AFTER, EMPTY, MAX_BAD_RATE, MAX_CHARS, BadLine
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.counts import counted
 from metaphrase.io.digests import unchanged
@@ -74,13 +74,13 @@ def read_pairs(
     report = CorpusReport() if report is None else report
     report.restart(file.name)
     unreadable: dict[str, list[str]] = {}
-    read = bad = 0
+    read = bad = empty = 0
 
     def check_rate() -> None:
         if read >= BAD_RATE_AFTER and bad > max_bad_rate * read:
             raise CorpusError(
                 f"{file.name}: {bad} of the first {read} lines are unreadable, more than {max_bad_rate:.0%}: "
-                f"{format_examples(unreadable)}. Fix the file, or raise max_bad_rate."
+                f"{format_examples(unreadable)}. Fix the file, or load it in Python with a larger max_bad_rate."
             )
 
     try:
@@ -97,19 +97,20 @@ def read_pairs(
                 counts = report.of(file.name, file.language or "?")
                 counts.read += 1
                 counts.drop(checked.reason, f"{file.name}:{line}" + (f" ({checked.detail})" if checked.detail else ""))
-                if checked.fault:
-                    bad += 1
+                empty += checked.reason == EMPTY
+                bad += checked.fault
+                if checked.fault or checked.reason == EMPTY:
                     unreadable[checked.reason] = counts.examples[checked.reason]
                     check_rate()
         check_rate()
         if not read:
             raise CorpusError(f"{file.name} has no pairs: it is empty, or has nothing but a header.")
-        if bad == read:
+        if bad + empty == read:
             raise CorpusError(
                 f"{file.name} has no readable pair in {counted(read, 'line')}: {format_examples(unreadable)}."
             )
     finally:
-        report.log_unreadable(file.name, unreadable, bad, read)
+        report.log_unreadable(file.name, unreadable, bad + empty, read)
 
 
 def read_parallel(path: str | Path) -> list[tuple[str, str]]:
