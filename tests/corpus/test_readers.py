@@ -295,6 +295,13 @@ def test_arguments_may_not_contradict_the_name(tmp_path):
         load_corpus(path, languages=["te"])
 
 
+def test_a_name_with_two_other_languages_is_reported(tmp_path, caplog):
+    for name in ("sw-fr.tsv", "my-set.tsv", "sw-en.tsv"):
+        load_corpus(tsv(tmp_path / name), languages=["sw"])
+    (record,) = caplog.records
+    assert re.search(r"sw-fr\.tsv are read as en, although its name states sw-fr", record.getMessage())
+
+
 def test_languages_select_from_a_folder_and_from_columns(tmp_path):
     for code in ("sw", "te", "th"):
         tsv(tmp_path / f"{code}-en.tsv", many(3, code))
@@ -401,7 +408,7 @@ def test_a_folder_names_the_files_that_it_does_not_read(tmp_path, caplog):
 
 @pytest.mark.parametrize("name", ["sw-en.{}", "{}.sw-en", "news.sw-en.{}.v2"])
 def test_splits_are_told_apart_whatever_their_names(tmp_path, name):
-    for split in ("train", "validation", "test", "extra"):
+    for split in ("train", "validation", "test", "devtest", "extra"):
         tsv(tmp_path / f"{name.format(split)}.tsv", [(split, "word")])
     for split in ("validation", "test", "extra"):
         assert pairs_of(load_corpus(tmp_path, split=split)) == [(split, "word")]

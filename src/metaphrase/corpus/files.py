@@ -124,6 +124,7 @@ def find_files(
     unnamed = {i for i, file in enumerate(files) if file.language is None}  # their columns may state any language
     for i, file in enumerate(files):
         if file.language is None and given:
+            _warn_of_another_pair(file, into)
             files[i] = dataclasses.replace(file, source_lang=given, target_lang=into)
         elif source_lang and file.language != given:
             raise CorpusError(
@@ -271,6 +272,18 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
     if sides is None:
         raise MissingFileError(f"No such file, folder or Moses pair: {item}.")
     return [_moses(",".join(map(str, sides)), *sides, into)]
+
+
+def _warn_of_another_pair(file: BitextFile, into: str) -> None:
+    """Report a file that is named after two other languages, such as ``sw-fr.tsv`` for the target language ``en``."""
+    for path in file.paths:
+        for one, other in _PAIR.findall(_stem(path)):
+            codes = {bare_language(one), bare_language(other)}
+            if into not in codes and all(len(code) == 2 and standard_code(code) for code in codes):
+                logger.warning(
+                    "The targets of %s are read as %s, although its name states %s-%s. Rename the file if they are.",
+                    *(file.name, into, one, other),
+                )
 
 
 def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
