@@ -32,8 +32,6 @@ import yaml
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from update_tables import CARDS, fill_pages
-from vector_precision import KEPT as PRECISION
-from vector_precision import table as precision_table
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.checks import REFERENCE
@@ -156,15 +154,13 @@ better; *release* and *after* are this model.
 
 {results}## Precision
 
-{precision}
-
-| weights | digest |
+{measured}| weights | digest |
 | :-- | :-- |
 | base, {base_name} | `{base_digest}` |
 | difference, `{file}` (SHA-256) | `{vector_digest}` |
 | base and difference | `{merged_digest}` |
 
-When the model is loaded, these digests are verified, and {references} embeddings are compared with `reference.json`: a
+When the package is loaded, these digests are verified, and {references} embeddings are compared with `reference.json`: a
 component may differ by at most {tolerance:.0e}. Before quantisation to {bits} bits, these embeddings differ by up to
 {difference:.1e}.
 
@@ -195,13 +191,6 @@ RESULTS = """\
 """
 
 #: What quantisation costs: measured for the release of a run, or included in the results.
-PRECISION_OF_RUN = """\
-The table shows the effect of storing the difference in {bits} bits:
-
-<!-- precision -->
-{table}
-<!-- /precision -->"""
-PRECISION_OF_SUM = "All results were measured with the difference in {bits} bits."
 
 LIMITS = (
     "The training text, {origin}, is mostly short strings. Results on other text are known only for the benchmarks "
@@ -432,7 +421,7 @@ def card(
         difference=facts["difference"],
         limits="\n".join(f"- {sentence.format(**limits)}" for sentence in LIMITS),
         training=training(cards),
-        precision=precision(options),
+        measured=f"All results were measured with the difference in {BITS} bits.\n\n" if options.merged else "",
         rebuild=facts["rebuild"] or rebuild_command(name, runs[0]["command"]),
         citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(cards[0].text, 'Citation')}",
     )
@@ -453,13 +442,6 @@ def training(cards: Sequence[ModelCard]) -> str:
             for number, part in enumerate(parts, 1)
         ]
     return "\n\n".join(["## Training", *parts])
-
-
-def precision(options: argparse.Namespace) -> str:
-    """What storing the difference in few bits costs."""
-    if options.merged:
-        return PRECISION_OF_SUM.format(bits=BITS)
-    return PRECISION_OF_RUN.format(bits=BITS, table=precision_table(read_json(PRECISION)))
 
 
 def section(text: str, title: str) -> str:

@@ -45,7 +45,7 @@ printf '%s\0' "$data"/software/??-en.train.tsv.gz | xargs -0 -n 1 -P 2 bash -c '
 [[ -f $output/demo/run.json ]] || "$bin"metaphrase demo --merge 1 --debias 0 --output_dir "$output/demo"
 
 rm -rf "$output/release"
-"$bin"metaphrase merge starter "$output/model" "$output/demo" --alpha auto --debias 20 --dev "$corpus" \
+"$bin"metaphrase merge starter@wheel "$output/model" "$output/demo" --alpha auto --debias 20 --dev "$corpus" \
     --guard "$data/stsb" "$data/mlqa" --max_items 100 --output_dir "$output/release"
 
 {

@@ -21,7 +21,6 @@ from huggingface_hub import ModelCard
 from metaphrase.corpus.files import find_files
 from metaphrase.io.digests import file_sha256
 
-CARDS = Path(__file__).parents[1] / "model_cards"
 #: The installed command line; cards record its commands.
 METAPHRASE = (sys.executable, "-m", "metaphrase")
 #: Facts that must be equal on any hardware, in addition to the data. Versions may explain different weights.
@@ -33,11 +32,12 @@ DATA_FACTS = ("file", "language", "pairs", "sha256", "revision")
 def main(argv: Sequence[str] | None = None) -> int:
     """Reproduce a release; return 0 if all reproducible facts are equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="name of a card in model_cards/, or its path")
-    parser.add_argument("--output", type=Path, help="output folder (default: runs/NAME)")
+    parser.add_argument("card", type=Path, help="path of a card, such as runs/demo/README.md")
+    parser.add_argument(
+        "--output", type=Path, help="output folder (default: runs/NAME-again, for a card in a folder NAME)"
+    )
     options = parser.parse_args(argv)
-    path = Path(options.name) if options.name.endswith(".md") else CARDS / f"{options.name}.md"
-    recorded = read_facts(path)
+    recorded = read_facts(options.card)
     command = [
         str(Path(word).expanduser()) if word.startswith("~") else word for word in shlex.split(recorded["command"])
     ]
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("The training data differ from those of the card. Nothing was trained.", *missing, sep="\n  ")
         return 1
     command = at_commits(command, recorded["data"])
-    output = options.output or Path("runs") / path.stem
+    output = options.output or Path("runs") / f"{options.card.resolve().parent.name}-again"
     print(f"Training to {output}: {recorded['command']}")
     if metaphrase([*command[1:], "--output_dir", str(output)]) != 0:
         return 1
@@ -70,25 +70,26 @@ def made_card(output: Path) -> Path:
 def read_facts(card: Path) -> dict[str, Any]:
     """Return the facts in the front matter of a card, under `metaphrase`."""
     if not card.is_file():
-        known = ", ".join(sorted(path.stem for path in card.parent.glob("*.md")))
-        raise SystemExit(f"The card {card} does not exist. Existing cards: {known or 'none'}.")
+        raise SystemExit(f"The card {card} does not exist. Name the README.md of a run.")
     facts = ModelCard.load(card).data.to_dict().get("metaphrase") or {}
-    if "runs" in facts:
-        raise SystemExit(
-            f"{card} describes the sum of several runs. Repeat it with the command in its section Rebuild."
-        )
+    if "runs" in facts or "task_vectors_sha256" in facts:
+        raise SystemExit(f"{card} describes several runs. Repeat them with the command in its section Rebuild.")
+    check_repeatable(facts.get("command"))
     if missing := [key for key in ("command", "seed", "data") if key not in facts]:
         raise SystemExit(f"{card} does not record its {', '.join(missing)}, so it cannot be reproduced.")
     return dict(facts)
 
 
+def check_repeatable(command: str | None) -> None:
+    """Refuse the commands that do not train, and those that measure the machine first."""
+    name = shlex.split(command or "")[1:2]
+    if name and name[0] not in ("demo", "train"):
+        raise SystemExit(f"To reproduce a release of `metaphrase {name[0]}`, run the command itself: {command}")
+
+
 def training_files(command: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 of the training files of a command, by file name."""
     name, *arguments = command[1:]
-    if name not in ("demo", "train"):
-        raise SystemExit(
-            f"To reproduce a release of `metaphrase {name}`, run the command itself: {shlex.join(command)}"
-        )
     printed = subprocess.run([*METAPHRASE, name, *arguments, "--print-config"], capture_output=True, check=False)
     if printed.returncode != 0:
         raise SystemExit(printed.stderr.decode())

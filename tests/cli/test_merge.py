@@ -213,6 +213,10 @@ def test_a_run_of_another_starter_is_refused(sw, tmp_path, capsys):
     assert f"{sw} was tuned from starter@hub, but the base is starter@wheel" in " ".join(
         capsys.readouterr().err.split()
     )
+    for damaged in ("{", "[1]"):
+        (sw / "run.json").write_text(damaged, encoding="utf-8")
+        assert command("starter@wheel", sw, "--alpha", 0.5, "-o", tmp_path / "out") == 2
+        assert f"{sw / 'run.json'} is damaged" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("bits", "tolerance"), mostly_slow([(16, 2e-3), (8, 0.03), (4, 0.5)], [(8, 0.03)]))
@@ -487,10 +491,12 @@ def test_encoders_are_measured_without_the_directions(base, aligned, dev, texts,
 
 def test_nothing_is_written_if_nothing_can_be_gained(base, aligned, dev, texts, tmp_path, capsys):
     words = ["--alpha", "auto", "--dev", dev, "--texts", texts, "--max_structure_loss", 0, "-o", tmp_path / "out"]
+    assert command(base, aligned, *words, "--curve", tmp_path / "out" / "alpha.json") == 2
+    assert "alpha.json is in the folder of the encoder" in " ".join(capsys.readouterr().err.split())
     assert command(base, aligned, *words) == 1
     printed = capsys.readouterr().out
     assert "without a loss: at alpha 0.1, this guard does not hold: similarity structure. Gain and cost: " in printed
-    assert printed.endswith(" Nothing was written.\n")
+    assert printed.endswith(" No encoder was written.\n")
     assert not (tmp_path / "out").exists()
 
 

@@ -152,7 +152,7 @@ def test_a_package_of_several_runs(tuned, starter_folder, tmp_path, monkeypatch,
         script.main([*options, "--runs", runs[0]])
     assert script.main(options) == 0
     card = (tmp_path / "both.md").read_text()
-    assert "`tr`, 2 steps of 8 pairs in 1 language; `tr`, 2 steps of 8 pairs in 1 language; what each run" in card
+    assert "`tr`, 2 steps of 8 pairs in 1 language; `tr`, 2 steps of 8 pairs in 1 language; the changes of the" in card
     assert "16 sentence pairs of 1 language with English" in card
     assert card.count("### Run ") == 2
     recorded = ModelCard(card).data.to_dict()["metaphrase"]
@@ -223,6 +223,12 @@ def test_an_export_keeps_its_licence_notices_and_base_model(installed, name):
 
 @pytest.mark.long
 def test_it_is_pulled_as_a_plain_folder(installed, capsys):
+    own, source = (
+        (installed / "README.md").read_text(encoding="utf-8"),
+        "source:\n    weights:\n      model.safetensors: ",
+    )
+    own = own.replace("\nmetaphrase:\n", f"\nmetaphrase:\n  {source}{'ab' * 32}\n", 1)
+    (installed / "README.md").write_text(own, encoding="utf-8")
     assert main(["pull", NAME, "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == f"{NAME}@0.1.0"
     plain = SentenceTransformer("mine", device="cpu")
@@ -233,7 +239,9 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert 'SentenceTransformer("mine")' in card
     assert "library_name: sentence-transformers" in card
     assert "task-vector" not in card
-    assert ModelCard(card).data.metaphrase["weights"] == weights_digests(Path("mine"))
+    facts = ModelCard(card).data.metaphrase
+    assert facts["weights"] == weights_digests(Path("mine"))
+    assert facts["source"]["weights"] == {"model.safetensors": "ab" * 32}
     assert "intfloat" in Path("mine/LICENSE").read_text(encoding="utf-8")
     notice = Path("mine/NOTICE.md").read_text(encoding="utf-8")
     assert "Sentences of this test (MIT)." in notice
@@ -242,6 +250,11 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert main(["pull", NAME, "mine"]) == 2
     assert "mine exists. Nothing is overwritten" in capsys.readouterr().err
     assert main(["pull", f"starter + {installed / VECTOR_FILE}", "sum"]) == 0
+    assert "times what training changed in task_vector" in Path("sum/README.md").read_text(encoding="utf-8")
+    assert main(["merge", "starter", NAME, "-o", "merged"]) == 0
+    assert "Sentences of this test (MIT)." in Path("merged/NOTICE.md").read_text(encoding="utf-8")
+    assert main(["debias", "mine", "--directions", "3", "-o", "debiased"]) == 0
+    assert ModelCard.load("debiased/README.md").data.base_model == "intfloat/multilingual-e5-small"
     assert main(["pull", NAME, "mine", "more"]) == 2
 
 

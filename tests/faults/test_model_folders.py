@@ -232,7 +232,7 @@ REFUSED = [
     ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "is a CrossEncoder, not a SentenceTransf"),
     ("2_Dense/config.json", {"activation_function": "os.getcwd"}, "activation_function to os.getcwd, not to one of"),
     ("2_Dense/config.json", {"activation_function": "torch.hub.list"}, "activation_function to torch.hub.list"),
-    ("adapter_config.json", {"base_model_name_or_path": "org/model", "peft_type": "LORA"}, "is an adapter of PEFT"),
+    ("adapter_config.json", {"base_model_name_or_path": "org/model", "peft_type": "LORA"}, "is a PEFT adapter"),
 ]
 
 
@@ -382,7 +382,7 @@ def test_weights_in_several_files(tiny_bert_dir, tokenizer, tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert np.array_equal(embeddings(tmp_path), embeddings(tiny_bert_dir))
     next(tmp_path.glob("model-00002*")).unlink()
-    with pytest.raises(ModelFileError, match=r"model-00002-of-\d+\.safetensors is missing"):
+    with pytest.raises(ModelFileError, match=r"lists model-00002-of-\d+\.safetensors, which is missing"):
         load_encoder(tmp_path)
 
 

@@ -121,5 +121,14 @@ def test_the_card_of_a_release_of_each_language(script, tmp_path):
 def test_a_sum_of_runs_is_not_repeated(script, tmp_path):
     card = tmp_path / "README.md"
     card.write_text("---\nmetaphrase:\n  runs: []\n---\n")
-    with pytest.raises(SystemExit, match="describes the sum of several runs"):
+    with pytest.raises(SystemExit, match="describes several runs"):
+        script.main([str(card)])
+
+
+def test_a_merge_is_not_a_training(script, tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("---\nmetaphrase:\n  command: metaphrase merge a b -o c\n---\n")
+    with pytest.raises(
+        SystemExit, match=r"release of `metaphrase merge`, run the command itself: metaphrase merge a b"
+    ):
         script.main([str(card)])

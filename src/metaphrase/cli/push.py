@@ -65,7 +65,9 @@ def run(argv: Sequence[str]) -> int:
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
     if vector or options.vector:
         bits: Literal[16, 8, 4] = options.bits or 8
-        command = hub.push_command(what, options.repo, vector_bits=None if vector else bits, **common)
+        command = hub.push_command(
+            what, options.repo, vector_bits=None if vector else bits, check=options.check, **common
+        )
         with TemporaryDirectory(prefix="metaphrase-") as place:
             file = what if vector else write_vector_of_run(Path(what), Path(place), bits)
             url = hub.push_vector(file, options.repo, check=options.check, command=command, **common)

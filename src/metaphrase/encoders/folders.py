@@ -324,6 +324,10 @@ class _Files:
         tensors = size = 0
         for path in (_join(folder, name) for name in names):
             file = self.link(path)
+            if file is None and index is not None:
+                raise ModelFileError(
+                    f"{self.name} is incomplete: its {INDEX} lists {path}, which is missing. Download or copy it again."
+                )
             if file is None:
                 raise ModelFileError(
                     f"{self.name} has no weights in safetensors format: {path} is missing. Other formats are pickles, which "
@@ -368,7 +372,7 @@ def _copy_model_settings(files: _Files) -> None:
 def _copy_transformer(files: _Files, folder: str) -> None:
     config = files.read(path := _join(folder, CONFIG))
     if files.find(_join(folder, ADAPTER)):
-        raise ModelError(f"{files.name} is an adapter of PEFT. Merge it into its base model, and load the result.")
+        raise ModelError(f"{files.name} is a PEFT adapter. Merge it into its base model, and load the result.")
     if config is None:
         raise ModelFileError(f"{files.name} has no {path}, so it is not a model.")
     for key, reason in _REFUSED.items():

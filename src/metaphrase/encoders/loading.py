@@ -289,6 +289,8 @@ def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
     if revision is not None or not is_local(name):  # a folder has no revisions
         return name, _download_model(name, revision)
     if not Path(name).is_dir():
+        if name.endswith(Path(VECTOR_FILE).suffix):
+            raise ModelFileError(f'{name} is a file. If it is a task vector, name its base too: "BASE + {name}".')
         raise ModelFileError(f"{name} is a file, but a model is a folder. Name the folder that contains it.")
     return name, Path(name)
 

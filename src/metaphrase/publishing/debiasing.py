@@ -27,7 +27,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
-from metaphrase.publishing.export import check_destination, derived_card, drafted, how_to_load
+from metaphrase.publishing.export import check_destination, derived_card, drafted, how_to_load, part_folders
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
@@ -280,6 +280,11 @@ def write_debiased(
     measured = _measured(options) if options.directions == "auto" else []
     folder = None if options.data is None else Path(options.data)
     texts = parallel_texts(folder, options.split)
+    if options.directions != "auto" and options.directions >= len(texts):
+        raise UsageError(
+            f"The means of {len(texts)} languages differ in at most {len(texts) - 1} directions, but 'directions' is "
+            f"{options.directions}. Lower it, or pass texts in more languages with --data."
+        )
     model = load_encoder(options.model)
     count = sum(map(len, texts.values()))
     notify(f"Embedding {count:,} texts in {len(texts)} languages …")
@@ -321,7 +326,8 @@ def write_debiased(
         },
         command=command,
     )
-    with drafted(without_directions(model, direction_kh), options.output_dir, source=source, card=card) as draft:
+    debiased, added = without_directions(model, direction_kh), part_folders(options.model)[1:]
+    with drafted(debiased, options.output_dir, source=source, tuned=added, card=card) as draft:
         draft.publish()
     return result
 

@@ -117,7 +117,7 @@ def card_usage(name: str, languages: Iterable[str]) -> str:
 def card_usage_of_transformers(name: str, model: SentenceTransformer | None, languages: Iterable[str]) -> str:
     """The same with transformers alone, for an encoder with CLS or mean pooling and optional normalisation."""
     kinds = [type(module) for module in model or ()]
-    if model is None or kinds not in ([Transformer, Pooling], [Transformer, Pooling, Normalize]):
+    if model is None or model.truncate_dim or kinds not in ([Transformer, Pooling], [Transformer, Pooling, Normalize]):
         return ""
     pooling = _POOLINGS.get(model[1].pooling_mode)
     if pooling is None:

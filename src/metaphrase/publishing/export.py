@@ -27,7 +27,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.folders import is_local
+from metaphrase.encoders.folders import VECTOR_FILE, is_local
 from metaphrase.encoders.loading import (
     PLUS,
     find_folder,
@@ -262,6 +262,13 @@ def drafted(
                 shutil.copyfile(notice, folder / name)
         _add_notices(folder / NOTICE, tuned)
         yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
+
+
+def part_folders(name: str) -> list[Path]:
+    """The folders of a model and of the task vectors that its name adds; a vector that is a file alone has none."""
+    base, vectors = split_vectors(name)
+    alone = [one for one in (base, *vectors) if one.endswith(Path(VECTOR_FILE).suffix) and not Path(one).is_dir()]
+    return [find_folder(one)[1] for one in (base, *vectors) if one not in alone]
 
 
 def _add_notices(path: Path, folders: Iterable[Path]) -> None:

@@ -104,7 +104,7 @@ def push(
         RuntimeError: The release does not reproduce its reference embeddings, its download differs, or the repository became
             public during the push although `private` is set.
     """
-    command = push_command(folder, repo_id, with_heads=with_heads, **options)
+    command = push_command(folder, repo_id, with_heads=with_heads, check=check, **options)
     repository = _Repository(repo_id, hint=_hint(command), **options)
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         copy = Path(place)
@@ -227,6 +227,7 @@ def push_command(
     with_heads: bool = False,
     vector_bits: int | None = None,
     license: str | None = None,
+    check: bool = True,
     **options: Unpack[CommitOptions],
 ) -> str:
     """The shell command that pushes a release, its task vector or a corpus, without token and title.
@@ -240,6 +241,7 @@ def push_command(
     words += ["--with_heads"] if with_heads else []
     words += ["--vector", "--bits", str(vector_bits)] if vector_bits else []
     words += ["--license", license] if license else []
+    words += [] if check else ["--no_check"]
     return without_tokens(shlex.join(words))
 
 

@@ -44,7 +44,7 @@ from metaphrase.evaluation.guards import (
     structure_guard,
 )
 from metaphrase.evaluation.similarity_structure import structure_texts
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import ModelFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Finite, Range, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
@@ -64,7 +64,7 @@ from metaphrase.publishing.debiasing import (
     embed_languages,
     parallel_texts,
 )
-from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
+from metaphrase.publishing.export import check_destination, drafted, how_to_load, part_folders, stored_recipe
 from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
 from metaphrase.publishing.provenance import hub_base, stated, stated_languages
@@ -315,7 +315,7 @@ def _write(
         if options.output_dir is not None:
             merged = vector.apply(base)
             source = find_folder(split_vectors(base_name)[0])[1]
-            folders = [find_folder(split_vectors(name)[0])[1] for name in tuned if vector_file(name) is None]
+            folders = [folder for name in (base_name, *tuned) for folder in part_folders(name)]
             draft = stack.enter_context(drafted(merged, options.output_dir, source=source, tuned=folders, card=card))
         if options.vector is not None:
             file = Path(options.vector).name
@@ -359,11 +359,12 @@ def _check(options: MergeOptions) -> None:
         raise UsageError(f"A task vector is a file *{SUFFIX}, but --vector is {options.vector}.")
     if options.output_dir is not None:
         check_destination(options.output_dir)
-        vector = Path(options.vector or "").resolve()
-        if options.vector and Path(options.output_dir).resolve() in (vector, *vector.parents):
-            raise UsageError(
-                f"--vector {options.vector} is in the folder of the encoder, {options.output_dir}. Write it elsewhere."
-            )
+        for name, file in (("vector", options.vector), ("curve", options.curve)):
+            place = Path(file or "").resolve()
+            if file and Path(options.output_dir).resolve() in (place, *place.parents):
+                raise UsageError(
+                    f"--{name} {file} is in the folder of the encoder, {options.output_dir}. Write it elsewhere."
+                )
     _check_choice(options)
     read: list[Path] = [*map(Path, (*options.models, *options.texts))]
     read += chain.from_iterable(map(encoder_files, options.models))
@@ -430,7 +431,12 @@ def _check_starter(base_name: str, name: str) -> None:
     file = Path(name) / "run.json"
     if not is_starter(base_name) or not file.is_file():
         return
-    start = str(read_json(file).get("base"))
+    try:
+        start = str(dict(read_json(file)).get("base"))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelFileError(
+            f"{file} is damaged ({error}). Delete it to merge without the facts of this run."
+        ) from error
     if is_starter(start) and start != full_name(base_name):
         raise UsageError(
             f"{name} was tuned from {start}, but the base is {full_name(base_name)}. Name {start} as the base."
@@ -487,7 +493,7 @@ def describe(result: Merge) -> Sequence[str]:
     removed = f", without {counted(result.directions, 'direction')} of language identity" if result.directions else ""
     if result.curve is not None:
         curve = AlphaCurve(**result.curve)
-        sentences.append(str(curve) if curve.gains else f"{curve.without_gain()} Nothing was written.")
+        sentences.append(str(curve) if curve.gains else f"{curve.without_gain()} No encoder was written.")
     if result.output_dir is not None:
         change = change_in_words(result.alpha, result.tuned)
         sentences.append(

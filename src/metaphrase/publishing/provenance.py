@@ -128,7 +128,13 @@ def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | N
     found, folder = find_folder(base)
     if has_vector(folder) and folder != Path(found) and installed_model(base) is None:
         return found, folder.name
-    return model.model_card_data.base_model, model.model_card_data.base_model_revision
+    return model.model_card_data.base_model or stated_base(name), model.model_card_data.base_model_revision
+
+
+def stated_base(name: str) -> str | None:
+    """The Hub id of the base in the metadata of a model's card, without task vectors that its name adds."""
+    base = card_metadata(split_vectors(name)[0]).get("base_model")
+    return base if isinstance(base, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", base) else None
 
 
 def find_card(name: str, *, repo_type: str = "model", revision: str | None = None) -> Path | None:

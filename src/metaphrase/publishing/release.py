@@ -89,7 +89,7 @@ def release(
 ) -> Path:
     """Write `model` as a plain SentenceTransformer folder, loadable without this package and without remote code.
 
-    An adapter of PEFT is merged into the weights. The release is written to a folder inside `output_dir`, loaded again,
+    A PEFT adapter is merged into the weights. The release is written to a folder inside `output_dir`, loaded again,
     compared with the model, and then moved into place file by file. Files of an earlier release are deleted; other files in
     `output_dir` (checkpoints, logs, run facts) are kept. An interrupted release leaves the folder unchanged, or a folder that
     does not load; the next release removes the temporary files.
