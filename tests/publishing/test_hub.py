@@ -274,7 +274,7 @@ class TestRefusals:
             push(released, repo_id)
         assert isinstance(caught.value, MetaphraseError)
         assert token not in "".join(traceback.format_exception(caught.value))
-        assert f"push it later with `metaphrase push {released} --repo {repo_id}`" in str(caught.value)
+        assert f"push it later with `metaphrase push {released} --repo {repo_id} --no_check`" in str(caught.value)
         assert requests(online, "/repos/create") == 1
         reason = "unknown token" if "401" in message else "token without write access"
         fault("G1", f"the Hub refuses a push: {reason}", tried=1, survived=1)
