@@ -65,7 +65,7 @@ _GUARD = ("before", "after", "difference", "interval", "n", "verdict", "limit")
 def keep(report: Path, path: Path) -> None:
     """Store the comparisons of a report and the facts of its run."""
     content = read_json(report)
-    run = {key: value for key, value in content["run"].items() if key not in ("log_history", "corpus")}
+    run = {key: value for key, value in content["run"].items() if key not in ("log_history", "corpus", "settings")}
     for file in run["files"]:
         file.pop("path", None)
     run["command"] = re.sub(r"(?<=\s)/\S*/(?=\S)", "", run["command"])  # local paths of the data
