@@ -343,7 +343,7 @@ class TestRefusals:
         model = partial(push, folder, "acme/tiny", with_heads=True, **wish)
         pairs = partial(push_corpus, corpus, "acme/pairs", license="cc-by-4.0", **wish)
         for pushed, path, rest in (
-            (model, folder, "acme/tiny --private --revision next/one --with_heads"),
+            (model, folder, "acme/tiny --private --revision next/one --with_heads --no_check"),
             (pairs, corpus, "acme/pairs --private --revision next/one --license cc-by-4.0"),
         ):
             online.faults.append({"path": "/repos/create", "status": 503, "times": 2})

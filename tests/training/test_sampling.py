@@ -219,7 +219,9 @@ def test_batches_of_shared_targets_depend_on_seed_and_epoch(shared):
 
 @pytest.mark.long
 def test_a_resumed_run_sees_the_same_shared_targets(train):
+    terms = [{"objective": "tr", "args": {"direction": "symmetric", "positives": "shared_target"}}]
     settings = {"batches": "shared_target", "sampler": "batch_sampler"}
+    settings["recipe"] = Recipe.from_dict({"name": "shared", "terms": terms})
     log, whole = train("whole", **settings)
     again, resumed = train("resumed", "whole/checkpoint-7", save_steps=9, **settings)
     assert [one["loss"] for one in log if "loss" in one] == [one["loss"] for one in again if "loss" in one]
