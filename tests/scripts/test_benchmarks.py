@@ -244,12 +244,16 @@ def test_held_activations_are_those_of_autograd(bench):
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is reset through /proc, which only Linux has"
 )
 def test_peak_memory_is_what_is_needed_at_a_time(bench):
-    def work(size):
-        for _ in range(3):
-            bytearray(size)
+    def peaks(size):
+        def work():
+            for _ in range(3):
+                bytearray(size)
 
-    assert 60e6 < bench.measuring.peak_memory(lambda: work(64_000_000), "cpu") < 100e6
-    assert bench.measuring.peak_memory(lambda: work(1000), "cpu") < 30e6
+        return [bench.measuring.peak_memory(work, "cpu") for _ in range(5)]
+
+    # The kernel may reclaim pages of libraries in the meantime, which lowers a peak.
+    assert 60e6 < max(peaks(64_000_000)) < 100e6
+    assert min(peaks(1000)) < 30e6
 
 
 def test_lengths_are_tatoebas(bench):
