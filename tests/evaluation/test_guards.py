@@ -244,12 +244,12 @@ def test_folders_with_labels(tiny_encoder, tmp_path, bitext, kind):
 
 
 class Letters:
-    """A model that counts letters."""
+    """A model that counts letters, those of the prompt included."""
 
     prompts: ClassVar[dict[str, str]] = {}
 
-    def encode(self, texts, **_):
-        return np.array([[1.0 + text.count(letter) for letter in "ade"] for text in texts])
+    def encode(self, texts, prompt=None, **_):
+        return np.array([[1.0 + f"{prompt or ''}{text}".count(letter) for letter in "ade"] for text in texts])
 
 
 def test_answers_are_ranked_among_the_sentences_of_their_language(tmp_path, bitext):
@@ -268,19 +268,19 @@ def test_answers_are_ranked_among_the_sentences_of_their_language(tmp_path, bite
         assert result.languages[language].score == pytest.approx(100 * np.mean(reciprocal), abs=1e-3)
 
 
-def test_the_original_counts_with_its_best_prompt(tiny_encoder, tmp_path, bitext):
+def test_the_original_counts_with_its_best_prompt(tmp_path, bitext):
     write_questions(tmp_path, bitext)
     data = load_guard_data(tmp_path)
-    tiny_encoder.prompts = {"query": "the dog ", "passage": "a cat "}
-    released = moved(tiny_encoder, 1e-7)
-    released.prompts = search_prompts(tiny_encoder.prompts)
+    original, released = Letters(), Letters()
+    original.prompts = {"query": "add ", "passage": "deed "}
+    released.prompts = search_prompts(original.prompts)
     with_prompts, without = (
-        data.evaluate(tiny_encoder, data.sets, prompt=prompt).average.score for prompt in ("auto", None)
+        data.evaluate(original, data.sets, prompt=prompt).average.score for prompt in ("auto", None)
     )
-    assert with_prompts != without
-    row = data_guard(tiny_encoder, data, prompt="auto", prompts=[None]).measure(released)
+    assert without > with_prompts + 1
+    row = data_guard(original, data, prompt="auto", prompts=[None]).measure(released)
     assert row["before"] == pytest.approx(max(with_prompts, without))
-    assert row["after"] == pytest.approx(with_prompts, abs=1)
+    assert row["after"] == pytest.approx(with_prompts)
 
 
 def test_similarity_structure_has_a_red_line(tiny_encoder, bitext):
