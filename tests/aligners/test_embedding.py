@@ -362,6 +362,8 @@ def test_a_model_is_loaded_by_name(tiny_encoder_dir, tiny_encoder):
         ({"layer": -1}, "from 0 to"),
         ({"method": "mwmf"}, "'argmax', 'itermax', 'csls', 'softmax'"),
         ({"level": "char"}, "'piece', 'word'"),
+        ({"threshold": 0.5}, "'threshold' is 0.5, but the method 'itermax' has none"),
+        ({"method": "csls", "temperature": 0.1}, "'temperature' is 0.1, but the method 'csls' has none"),
     ],
 )
 def test_wrong_settings_are_refused(tiny_encoder, settings, message):

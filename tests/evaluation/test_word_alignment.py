@@ -22,7 +22,7 @@ from metaphrase.evaluation.word_alignment import (
     peer_scores,
     tune_rule,
 )
-from metaphrase.exceptions import DataError
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
@@ -276,6 +276,11 @@ def test_settings_reach_the_aligner(tiny_encoder, gold):
     assert aer(layer=0, method="softmax") != aer(layer=0, method="argmax")
     assert aer(layer=0, method="softmax") != aer(layer=0, method="softmax", level="word")
     assert aer(layer=0, method="softmax") != aer(layer=0, method="softmax", temperature=0.1, threshold=0.3)
+
+
+def test_a_threshold_of_another_method_is_refused_before_training(gold):
+    with pytest.raises(UsageError, match=r"'threshold' is 0\.3, but the method 'itermax' has none"):
+        WordAlignmentEvaluator(gold, threshold=0.3)
 
 
 def test_the_recommended_setting_can_be_used_in_training(tiny_encoder, gold):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
@@ -10,7 +12,8 @@ from transformers import AutoConfig, AutoModel
 
 from metaphrase.encoders.loading import load_encoder, pooling_of
 from metaphrase.encoders.positions import set_max_length
-from metaphrase.exceptions import ModelError
+from metaphrase.exceptions import ModelError, UsageError
+from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.base import warn_unread_positions
 from tests.conftest import shape
 
@@ -27,6 +30,25 @@ def encoder_of(tmp_path, tokenizer):
         return load_encoder(tmp_path / kind, device="cpu")
 
     return build
+
+
+@pytest.mark.parametrize(
+    ("objective", "args", "needed"),
+    [
+        ("word-contrast", {"kind": "soft", "mutual": True}, "kind: hard"),
+        ("word-contrast", {"kind": "soft", "mask_positives": True}, "kind: hard"),
+        ("tr", {"soft_weight": 0.5}, "targets: soft"),
+        ("tr", {"soft_temperature": 0.1}, "targets: soft"),
+        ("tr", {"soft_sides": "both"}, "targets: soft"),
+        ("similarity-preservation", {"temperature": 0.1}, "divergence: kl"),
+        ("moco", {"projection_size": None, "bias": False}, "projection_size"),
+    ],
+)
+def test_arguments_without_effect_are_refused(objective, args, needed):
+    *_, name = args
+    message = f"'{name}' of '{objective}' is {args[name]!r}, but has an effect only with '{needed}'"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        OBJECTIVES[objective](**args)
 
 
 @pytest.mark.parametrize("kind", ["mpnet", "deberta-v2"])

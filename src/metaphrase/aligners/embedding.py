@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from metaphrase.aligners.base import Aligner, Alignment, Level, Method, WordPair
 from metaphrase.corpus.words import Link, Words, piece_spans
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.exceptions import ModelError
+from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import PACKABLE, packed
@@ -38,6 +38,21 @@ class Rule(NamedTuple):
     level: Level = "piece"
     threshold: float = 1e-3
     temperature: float | None = None
+
+
+def check_softmax(method: str, threshold: float | None, temperature: float | None) -> None:
+    """Refuse settings of ``"softmax"`` for another method, unless they have their default.
+
+    Raises:
+        UsageError: The threshold or the temperature would have no effect.
+    """
+    given = {"threshold": threshold, "temperature": temperature}
+    defaults = Rule()._asdict()
+    for name, value in given.items():
+        if method != "softmax" and value not in (None, defaults[name]):
+            raise UsageError(
+                f"{name!r} is {value:g}, but the method {method!r} has none. Omit it, or use the method 'softmax'."
+            )
 
 
 def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
@@ -198,7 +213,8 @@ class EmbeddingAligner(Aligner):
         device: Device of a model given by name.
 
     Raises:
-        ValueError: The layer, the method or the level is unknown, or the tokenizer of the model is slow.
+        ValueError: The layer, the method or the level is unknown, a setting does not apply to the method, or the tokenizer of
+            the model is slow.
 
     Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align); Conneau et al. 2018 (CSLS).
     """
@@ -217,6 +233,7 @@ class EmbeddingAligner(Aligner):
         batch_size: Count = 64,
         device: str | None = None,
     ) -> None:
+        check_softmax(method, threshold, temperature)
         self.model = model if isinstance(model, SentenceTransformer) else load_encoder(model, device=device)
         if not getattr(self.model.tokenizer, "is_fast", False):
             raise ModelError(

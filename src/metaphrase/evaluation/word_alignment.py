@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.aligners.base import Level, Method, WordPair
-from metaphrase.aligners.embedding import EmbeddingAligner, Rule
+from metaphrase.aligners.embedding import EmbeddingAligner, Rule, check_softmax
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links
 from metaphrase.evaluation.evaluator import RecordedEvaluator
@@ -407,6 +407,7 @@ class WordAlignmentEvaluator(RecordedEvaluator):
         write_csv: bool = True,
     ) -> None:
         super().__init__(name=name, write_csv=write_csv)
+        check_softmax(method, threshold, temperature)
         self.pairs = list(pairs)
         self.settings: dict[str, Any] = {"layer": layer, "method": method, "level": level}
         chosen = {"threshold": threshold, "temperature": temperature}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from metaphrase.encoders.loading import own_temperature, pretrained_mlm_head
 from metaphrase.encoders.positions import max_positions
-from metaphrase.exceptions import ModelError, ModelFileError
+from metaphrase.exceptions import ModelError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, check_values, checked, hints_of
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import Original
@@ -171,6 +171,21 @@ class HeadSources:
                     "the head with --transform none."
                 )
         return head
+
+
+def check_unused(objective: Objective, names: Iterable[str], needed: str) -> None:
+    """Refuse arguments that have an effect only with another one, unless they have their default.
+
+    Raises:
+        UsageError: One of them has another value.
+    """
+    defaults = {one.name: one.default for one in fields(objective)}
+    for name in names:
+        if (value := getattr(objective, name)) != defaults[name]:
+            raise UsageError(
+                f"{name!r} of {objective.name!r} is {value!r}, but has an effect only with '{needed}'. Omit it, or set the "
+                "other."
+            )
 
 
 def check_positions(sources: HeadSources, positions: int, name: str) -> None:

@@ -19,7 +19,7 @@ from metaphrase.modeling.frozen import frozen
 from metaphrase.modeling.functional import at_least_float32, gather_with_gradient, mean_pooled
 from metaphrase.modeling.packing import token_states
 from metaphrase.modeling.views import Examples, Generators, View, pad_rows, piece_ids, swapped
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_unused
 
 Denominator = Literal["positive_and_queue", "queue"]
 Normalize = Literal["both", "h", "z"]
@@ -235,6 +235,8 @@ class MomentumContrast(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.projection_size is None:
+            check_unused(self, ("bias",), "projection_size")
         self.view = QueryAndKey("query-and-key", self.max_length, self.shuffle)
 
     def views(self) -> tuple[View, ...]:

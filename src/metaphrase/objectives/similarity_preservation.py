@@ -13,7 +13,7 @@ from metaphrase.io.arguments import OwnTemperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines
 from metaphrase.modeling.views import View
-from metaphrase.objectives.base import Granularity, Objective
+from metaphrase.objectives.base import Granularity, Objective, check_unused
 
 Divergence = Literal["squared", "kl"]
 
@@ -102,6 +102,11 @@ class SimilarityPreservation(Objective):
     divergence: Divergence = "squared"
     temperature: OwnTemperature = 0.05
     gather: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.divergence == "squared":
+            check_unused(self, ("temperature",), "divergence: kl")
 
     def views(self) -> tuple[View, ...]:
         """Return the sides that are read."""

@@ -19,7 +19,7 @@ from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity
 from metaphrase.modeling.languages import language_code
 from metaphrase.modeling.views import Examples, Generators, View, fingerprint, pad_rows, piece_ids
-from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size, check_unused
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ class TranslationRanking(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.targets == "hard":
+            check_unused(self, ("soft_weight", "soft_temperature", "soft_sides"), "targets: soft")
         if self.negatives and (self.targets == "soft" or self.direction == "target_to_source"):
             raise UsageError(
                 "'negatives' of 'tr' are wrong targets of a source: they require hard targets and a direction other than "

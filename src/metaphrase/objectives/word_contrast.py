@@ -14,7 +14,7 @@ from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
 from metaphrase.modeling.views import Examples, Generators, View, links_view, pad_arrays, tokenize_words
-from metaphrase.objectives.base import Granularity, Objective
+from metaphrase.objectives.base import Granularity, Objective, check_unused
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
 Kind = Literal["hard", "soft"]
@@ -204,6 +204,8 @@ class WordContrast(Objective):
     def __post_init__(self) -> None:
         super().__post_init__()
         hard = self.kind == "hard"
+        if not hard:
+            check_unused(self, ("mutual", "mask_positives"), "kind: hard")
         self.words = links_view(self.max_length, mutual=self.mutual) if hard else WordPieces("words", self.max_length)
 
     def views(self) -> tuple[View, ...]:
