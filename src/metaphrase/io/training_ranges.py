@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import signature
 from typing import Annotated, Any, get_type_hints
 
 from metaphrase.exceptions import UsageError
@@ -65,6 +66,32 @@ class TrainingRanges:
             super().__post_init__()  # type: ignore[misc]
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
+        check_schedule(self)
+
+
+def check_schedule(arguments: Any) -> None:
+    """Refuse arguments of the learning rate schedule that are missing, unknown or invalid.
+
+    Raises:
+        UsageError: The schedule cannot be built; the message lists the arguments that it has.
+    """
+    import torch
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, get_scheduler
+
+    kind, given = arguments.lr_scheduler_type, dict(arguments.lr_scheduler_kwargs or {})
+    steps = max(arguments.max_steps, 1)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate)
+    try:
+        get_scheduler(kind, optimizer, arguments.get_warmup_steps(steps), steps, given)
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        own = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs"}
+        names = [name for name in signature(TYPE_TO_SCHEDULER_FUNCTION[kind]).parameters if name not in own]
+        hint = (
+            f"Set lr_scheduler_kwargs to a JSON object with {', '.join(names)}." if names else "Correct or omit them."
+        )
+        raise UsageError(
+            f"lr_scheduler_type is {kind.value!r} and lr_scheduler_kwargs {given}, which cannot be used: {error}. {hint}"
+        ) from error
 
 
 def select_device(arguments: Any) -> None:

@@ -339,8 +339,10 @@ def test_a_finished_program_is_not_repeated(options, tmp_path, monkeypatch):
         finetune_classification(options, arguments(tmp_path, learning_rate=1e-2))
     with pytest.raises(ValueError, match=r"started with eval_steps 2, not 3"):
         finetune_classification(options, arguments(tmp_path, eval_steps=3))
+    changed = arguments(tmp_path)
+    changed.lr_scheduler_kwargs = {"power": 2}
     with pytest.raises(ValueError, match=r"started with lr_scheduler_kwargs .*, not {\"power\": 2}"):
-        finetune_classification(options, arguments(tmp_path, lr_scheduler_kwargs={"power": 2}))
+        finetune_classification(options, changed)
     with pytest.raises(ValueError, match=r"started with optim adamw_torch.*, not sgd"):
         finetune_classification(options, arguments(tmp_path, optim="sgd"))
     with pytest.raises(ValueError, match=r"started with max_length 48, not 40"):

@@ -1,0 +1,51 @@
+"""Training arguments whose mistakes are reported before training."""
+
+import re
+
+import pytest
+
+from metaphrase import AlignmentTrainingArguments
+from metaphrase.cli import main
+from metaphrase.exceptions import UsageError
+
+
+@pytest.mark.parametrize(
+    ("schedule", "given", "message"),
+    [
+        (
+            "warmup_stable_decay",
+            None,
+            "'num_decay_steps'. Set lr_scheduler_kwargs to a JSON object with num_decay_steps, ",
+        ),
+        ("warmup_stable_decay", {"num_decay_steps": "x"}, "{'num_decay_steps': 'x'}, which cannot be used: "),
+        ("cosine_with_min_lr", None, " with num_cycles, min_lr, min_lr_rate."),
+        ("cosine_with_min_lr", {"min_lr": 0.1, "min_lr_rate": 0.1}, "Only one of min_lr or min_lr_rate"),
+        ("linear", {"power": 2}, "unexpected keyword argument 'power'. Correct or omit them."),
+    ],
+)
+def test_a_schedule_that_cannot_be_built_is_refused(tmp_path, schedule, given, message):
+    settings = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": given}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        AlignmentTrainingArguments(str(tmp_path), use_cpu=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "given"),
+    [
+        ("warmup_stable_decay", {"num_decay_steps": 100}),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+        ("polynomial", {"power": 2.0}),
+        *[(name, None) for name in ("linear", "cosine", "polynomial", "constant", "inverse_sqrt")],
+    ],
+)
+def test_a_schedule_with_its_arguments_is_accepted(tmp_path, schedule, given):
+    settings = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": given, "warmup_steps": 10}
+    assert AlignmentTrainingArguments(str(tmp_path), use_cpu=True, **settings).lr_scheduler_type == schedule
+
+
+def test_the_command_reports_it_as_wrong_usage(tmp_path, capsys):
+    (tmp_path / "sw-en.tsv").write_text("source\ttarget\nmaji\twater\n")
+    words = ["train", "--corpus", str(tmp_path / "sw-en.tsv"), "--output_dir", str(tmp_path / "out")]
+    assert main([*words, "--lr_scheduler_type", "warmup_stable_decay"]) == 2
+    assert "missing 1 required positional argument: 'num_decay_steps'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
