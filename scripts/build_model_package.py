@@ -382,8 +382,9 @@ def card(
         "library_name": "metaphrase",
         "pipeline_tag": "sentence-similarity",
         "tags": ["sentence-similarity", "feature-extraction", "cross-lingual", "metaphrase", "task-vector"],
-        "model-index": [{**one, "name": name} for one in own.data.to_dict().get("model-index", [])],
     }
+    if index := data.get("model-index"):
+        metadata["model-index"] = [{**one, "name": name} for one in index]
     merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
     if len(runs) > 1:
         merged = f"; the changes of the runs are added to the base with weight (alpha) {alpha['alpha']:g}"

@@ -155,6 +155,7 @@ def test_a_package_of_several_runs(tuned, starter_folder, tmp_path, monkeypatch,
     assert "`tr`, 2 steps of 8 pairs in 1 language; `tr`, 2 steps of 8 pairs in 1 language; the changes of the" in card
     assert "16 sentence pairs of 1 language with English" in card
     assert card.count("### Run ") == 2
+    assert "model-index:" not in card  # the sum has no results
     recorded = ModelCard(card).data.to_dict()["metaphrase"]
     assert [one["command"] for one in recorded["runs"]] == ["metaphrase train"] * 2
     assert "scripts/this_test.sh" in card
