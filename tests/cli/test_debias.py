@@ -62,6 +62,15 @@ def test_a_release_without_language_directions_is_written(model, texts, tmp_path
     assert "the 3 directions in which the mean embeddings of 4 languages differ most" in card
 
 
+def test_the_card_keeps_several_licences(model, texts, tmp_path):
+    card = model / "README.md"
+    card.write_text("---\nlicense: [mit, apache-2.0]\n---\n# A card\n", encoding="utf-8")
+    write_debiased(DebiasOptions(str(model), str(tmp_path / "out"), 3, str(texts)))
+    written = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert yaml.safe_load(REGEX_YAML_BLOCK.search(written)[2])["license"] == ["mit", "apache-2.0"]
+    assert "- **Licence:** mit, apache-2.0" in written
+
+
 @pytest.mark.parametrize("directions", [0, 4, 31])
 def test_a_number_of_directions_out_of_range_is_refused(model, texts, tmp_path, capsys, directions):
     out = tmp_path / "out"

@@ -150,7 +150,7 @@ def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):
     origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))
     total = (TaskVector.between(origin, one) + TaskVector.between(origin, other)).apply(origin, 0.4)
     assert embeddings(tmp_path / "out") == pytest.approx(embeddings(total), abs=1e-6)
-    assert metadata_load(tmp_path / "out" / "README.md").get("license") is None  # two different ones
+    assert metadata_load(tmp_path / "out" / "README.md")["license"] == ["mit", "cc-by-4.0"]
     assert "plus 0.4 times" in capsys.readouterr().out
 
 
@@ -188,8 +188,8 @@ def test_the_result_states_what_the_models_state(base, sw, te, tmp_path):
     assert "of-the-base" not in (tmp_path / "sum" / "README.md").read_text(encoding="utf-8")
     assert (tmp_path / "sum" / "NOTICE.md").read_text(encoding="utf-8").count("Thanks") == 3
     assert command(base, tmp_path / "sum", "-o", tmp_path / "again", "--vector", tmp_path / "v.safetensors") == 0
-    assert "license" not in metadata_load(tmp_path / "again" / "README.md")  # the two runs have different ones
-    assert TaskVector.load(tmp_path / "v.safetensors").license is None
+    assert metadata_load(tmp_path / "again" / "README.md")["license"] == ["mit", "cc-by-4.0"]
+    assert TaskVector.load(tmp_path / "v.safetensors").license == "mit AND cc-by-4.0"
     write_debiased(DebiasOptions(str(tmp_path / "sum"), str(tmp_path / "debiased"), directions=2))
     facts = metadata_load(tmp_path / "debiased" / "README.md")["metaphrase"]
     assert facts["source"]["merge"] == {"alpha": 0.4, "tuned": ["sw", "te"]}
@@ -254,7 +254,33 @@ def test_cards_keep_licences_and_languages(base, sw, te, tmp_path):
     assert main(["pull", f"{base} + {vector}", str(tmp_path / "pulled")]) == 0
     for folder in (out, tmp_path / "pulled"):
         metadata = metadata_load(folder / "README.md")
-        assert (metadata.get("license"), metadata["language"]) == (None, ["en", "sw", "te"])
+        assert (metadata["license"], metadata["language"]) == (["mit", "cc-by-4.0"], ["en", "sw", "te"])
+
+
+def test_cards_keep_the_name_and_link_of_a_licence(base, te, tmp_path):
+    named = {"license": "other", "license_name": "acme-1.0", "license_link": "https://acme.example/licence"}
+    sw, vector = tuned(base, tmp_path / "sw", 1, **named), tmp_path / "sw.safetensors"
+    assert command(base, sw, "-o", tmp_path / "merged", "--vector", vector) == 0
+    assert main(["pull", str(sw), str(tmp_path / "copied")]) == 0
+    assert main(["pull", f"{base} + {vector}", str(tmp_path / "pulled")]) == 0
+    assert main(["export", f"{base} + {vector}", "-o", str(tmp_path / "exported"), "--layers", "1"]) == 0
+    write_debiased(DebiasOptions(str(sw), str(tmp_path / "debiased"), directions=2))
+    cards = [yaml.safe_load(TaskVector.load(vector).card.split("---")[1])]
+    cards += [
+        metadata_load(tmp_path / name / "README.md") for name in ("merged", "copied", "pulled", "exported", "debiased")
+    ]
+    assert [{key: one.get(key) for key in named} for one in cards] == [named] * 6
+    text = (tmp_path / "debiased" / "README.md").read_text(encoding="utf-8")
+    assert "- **Licence:** other (acme-1.0, https://acme.example/licence)" in text
+
+
+def test_licences_of_two_names_keep_none(base, tmp_path, caplog):
+    for seed, name in enumerate(("sw", "te")):
+        tuned(base, tmp_path / name, seed, license="other", license_name=f"acme-{name}")
+    assert command(base, tmp_path / "sw", tmp_path / "te", "--alpha", 0.5, "-o", tmp_path / "out") == 0
+    metadata = metadata_load(tmp_path / "out" / "README.md")
+    assert (metadata["license"], "license_name" in metadata) == ("other", False)
+    assert "different names or links: acme-sw, acme-te. Add them to the model card." in caplog.text
 
 
 def test_the_commands_of_a_vectors_card_can_be_pasted():

@@ -70,6 +70,22 @@ def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
         assert made.license == wanted, model
 
 
+@pytest.mark.parametrize(
+    ("front", "license", "name"),
+    [
+        ("license: [mit, apache-2.0]", ["mit", "apache-2.0"], None),
+        ("license: other\nlicense_name: ours", "other", "ours"),
+    ],
+)
+def test_a_release_has_the_whole_licence_of_its_base(front, license, name, tiny_encoder, tmp_path):
+    (tmp_path / "config.json").touch()
+    (tmp_path / "README.md").write_bytes(card(front)["README.md"])
+    facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}, "hardware": {}}
+    made = AlignmentModelCardData.adopt(tiny_encoder)
+    describe(made, facts | {"model": str(tmp_path)})
+    assert (made.license, made.license_name) == (license, name)
+
+
 def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
     commit = hub.put("acme/large", card("license: cc-by-nc-4.0"))
     (tmp_path / "config.json").touch()

@@ -30,7 +30,7 @@ from metaphrase.io.counts import counted
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER, card_usage, card_usage_of_transformers
 from metaphrase.publishing.markdown import cell, code, dump_yaml, fence, hub_languages, table
-from metaphrase.publishing.provenance import hub_data_set
+from metaphrase.publishing.provenance import LICENSE_KEYS, as_list, hub_data_set
 
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "metaphrase", "cross-lingual")
 LIMITATIONS = (
@@ -47,6 +47,9 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     """Data of an aligned encoder's card; the callback of sentence-transformers adds the training log.
 
     Attributes:
+        license: Licence as the Hub spells it, or a list of several.
+        license_name: Name of a licence that the Hub does not list, whose ``license`` is ``other``.
+        license_link: Its address, or the name of its file.
         recipe: The recipe as data; its `name` becomes a tag.
         results: One row per test set and language: `data`, `language`, `n` (pairs), `before` and `after` (accuracy in
             percent); if both were compared also `difference`, `interval` (its bounds) and `verdict`. A row of a
@@ -75,6 +78,9 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         limitations: Sentences about the limits of the model.
     """
 
+    license: str | list[str] | None = None
+    license_name: str | None = None
+    license_link: str | None = None
     model_name: str | None = None
     recipe: dict[str, Any] | None = None
     results: list[dict[str, Any]] = field(default_factory=list)
@@ -203,7 +209,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         self._cached_dict = None
         metadata = {
             key: values[key]
-            for key in (*YAML_FIELDS, "language_bcp47", "metaphrase")
+            for key in ("language", *LICENSE_KEYS, *YAML_FIELDS, "language_bcp47", "metaphrase")
             if values.get(key) not in (None, [], {})
         }
         return dump_yaml(metadata, line_break=line_break).strip()
@@ -248,6 +254,10 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     def _languages(self) -> list[str]:
         return [self.language] if isinstance(self.language, str) else self.language or []
 
+    def _license_in_words(self) -> str:
+        named = ", ".join(filter(None, (self.license_name, self.license_link)))
+        return ", ".join(as_list(self.license)) + (f" ({named})" if named else "")
+
     def _retention(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The results in trained languages, with the pooled ones, and the results in other languages."""
         trained = set(self._languages)
@@ -280,7 +290,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "base": _link(self.base_model) or cell(_last_part(self.base_model or _name_or_path(self.model))),
             "teacher": _taught(self.teacher),
             "languages": ", ".join(cell(language) for language in self._languages),
-            "license": cell(self.license),
+            "license": cell(self._license_in_words()),
             "merged": cell(_merged(self.merge)),
             "debiased": cell(_debiased(self.debias)),
             "dimensions": cell(values.get("output_dimensionality")),

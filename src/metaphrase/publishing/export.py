@@ -52,7 +52,15 @@ from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, NOTICE, NOTICES, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
-from metaphrase.publishing.provenance import as_list, card_metadata, find_card, hub_base, stated
+from metaphrase.publishing.provenance import (
+    LICENSE_KEYS,
+    as_list,
+    card_metadata,
+    find_card,
+    hub_base,
+    stated,
+    stated_license,
+)
 from metaphrase.publishing.release import release
 
 logger = logging.getLogger(__name__)
@@ -60,7 +68,7 @@ logger = logging.getLogger(__name__)
 #: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
 #: Metadata of the card of a Hub's model or of a task vector that also apply to a model derived from it.
-_INHERITED = ("language", "license", "license_name", "license_link", "base_model")
+_INHERITED = ("language", *LICENSE_KEYS, "base_model")
 
 
 @checked
@@ -303,13 +311,11 @@ def _staging(parent: Path) -> Iterator[Path]:
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
     """The card of a model that is made from another one.
 
-    It has the languages, the recipe and the Hub id of the other model, its licence, if it has one, and what its card records.
+    It has the languages, the recipe, the Hub id and the licence of the other model, and what its card records.
     """
-    licenses = stated(name, "license")
-    license = licenses[0] if len(licenses) == 1 else None
     base, vectors = split_vectors(name)
     card = AlignmentModelCardData(
-        license=license,
+        **stated_license(name),
         language=stated(name, "language") or None,
         recipe=stored_recipe(find_folder(base)[1]),
         source=None if vectors or is_starter(name) else card_metadata(name).get("metaphrase"),
@@ -464,9 +470,8 @@ def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[
     """
     source = _source(options.model)
     if split_vectors(options.model)[1]:
-        languages, licenses = (stated(options.model, key) for key in ("language", "license"))
-        found = {"language": languages, "license": licenses[0] if len(licenses) == 1 else licenses}
-        return {key: one for key, one in found.items() if one}, ""
+        languages = stated(options.model, "language")
+        return ({"language": languages} if languages else {}) | stated_license(options.model), ""
     path = find_card(str(source or options.model), revision=hub_base(model, options.model)[1])
     if path is None:
         return {}, ""

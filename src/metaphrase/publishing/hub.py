@@ -47,7 +47,7 @@ from metaphrase.publishing.contents import CARD, NOTICES, belongs_to_release, co
 from metaphrase.publishing.corpus_card import corpus_card
 from metaphrase.publishing.examples import name_model, name_package
 from metaphrase.publishing.merging import vector_card
-from metaphrase.publishing.provenance import stated_languages
+from metaphrase.publishing.provenance import stated_in
 from metaphrase.publishing.release import verify
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ def push_vector(
         card = (
             name_package(_text(beside[CARD], folder / CARD), repo_id)
             if CARD in beside
-            else vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
+            else vector_card(vector, repo_id, repo_id, languages=stated_in(vector.card, "language"))
         )
         (Path(place) / CARD).write_text(redact(card), encoding="utf-8")
         return repository.commit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -67,7 +67,7 @@ from metaphrase.publishing.debiasing import (
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, part_folders, stored_recipe
 from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import hub_base, stated, stated_languages
+from metaphrase.publishing.provenance import LICENSE_KEYS, hub_base, license_metadata, stated, stated_in
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -295,15 +295,16 @@ def _write(
     """Write the encoder and the vector."""
     base_name, *tuned = options.models
     languages = {language for name in tuned for language in stated(name, "language")} | set(
-        stated_languages(vector.card)
+        stated_in(vector.card, "language")
     )
+    license = license_of(vector, options.models)
     names = [Path(name).resolve().name if is_local(name) else name for name in tuned]
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe and alpha else None,
         merge={"alpha": alpha, "tuned": names} | ({} if chosen is None else {"chosen": chosen}),
         command=command,
         language=sorted(languages) or None,
-        license=vector.license if vector.license and " AND " not in vector.license else None,
+        **license,
     )
     if vector.directions is not None:
         card.debias = {"directions": len(vector.directions)}
@@ -319,7 +320,8 @@ def _write(
             draft = stack.enter_context(drafted(merged, options.output_dir, source=source, tuned=folders, card=card))
         if options.vector is not None:
             file = Path(options.vector).name
-            text = vector_card(vector, file, f"{vector.base_name or 'BASE'} + {file}", languages=card.language)
+            loaded = f"{vector.base_name or 'BASE'} + {file}"
+            text = vector_card(vector, file, loaded, languages=card.language, license=license)
             replace(vector, card=text).save(options.vector, bits=options.bits)
         if draft is not None:
             draft.publish()
@@ -453,11 +455,29 @@ def _public_name(name: str) -> str:
     return f"{found}@{folder.name}"
 
 
-def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Iterable[str] | None) -> str:
+def license_of(vector: TaskVector, models: Iterable[str] = ()) -> dict[str, Any]:
+    """The metadata of the licence of a task vector, with the name and link that its card and some models state."""
+    if not vector.license:
+        return {}
+    names = (
+        [*chain.from_iterable(stated(name, key) for name in models), *stated_in(vector.card, key)]
+        for key in LICENSE_KEYS[1:]
+    )
+    return license_metadata(vector.license.split(" AND "), *names)
+
+
+def vector_card(
+    vector: TaskVector,
+    place: str,
+    loaded: str,
+    *,
+    languages: Iterable[str] | None,
+    license: Mapping[str, Any] | None = None,
+) -> str:
     """Text of a card for a task vector: the file or repository that it is in, and the name that loads the encoder."""
-    base, licenses = vector.base_name, (vector.license or "").split(" AND ")
+    base = vector.base_name
     metadata = {
-        "license": licenses if len(licenses) > 1 else vector.license,
+        **(license_of(vector) if license is None else license),
         **hub_languages(languages or ()),
         "base_model": HUB_ID if is_starter(base) else _hub_id(base),
         "library_name": "metaphrase",

@@ -38,6 +38,9 @@ PACKAGED = {
     "license": "BSD-3-Clause, BSD-2-Clause, Apache-2.0, MIT",
 }
 
+#: Metadata of the licence of a model. One that the Hub does not list is ``other``, with a name and a link.
+LICENSE_KEYS = ("license", "license_name", "license_link")
+
 Origins = Mapping[str, Mapping[str, str]]
 
 
@@ -73,17 +76,18 @@ def hub_data_set(name: Any) -> str | None:
 
 
 def stated(name: str, key: str, *, repo_type: str = "model", revision: str | None = None) -> list[str]:
-    """Return the licences (``license``) or languages (``language``) in the card of a folder or of a repository on the Hub.
+    """Return the licences (``license``), their names and links (`LICENSE_KEYS`) or the languages (``language``) in a card.
 
-    They are spelled as in the card; none if it cannot be read. For a model with task vectors, they are those of all of
-    them. For a data set with another licence, the card's ``license_name``.
+    The card is that of a folder or of a repository on the Hub. The values are spelled as in the card; none if it cannot be
+    read. For a model with task vectors, they are those of all of them. For a data set with another licence, the card's
+    ``license_name``.
     """
     base, files = split_vectors(name) if repo_type == "model" else (name, [])
     if files:
         of_all = stated(base, key, revision=revision)
         for vector in map(TaskVector.load, filter(None, map(vector_file, files))):
             licenses = filter(None, (vector.license or "").split(" AND "))
-            of_all += licenses if key == "license" else stated_languages(vector.card)
+            of_all += licenses if key == "license" else stated_in(vector.card, key)
         return list(dict.fromkeys(of_all))
     if is_starter(name):
         return ["mit"] if key == "license" else []
@@ -92,6 +96,27 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     if repo_type == "dataset" and found in ("other", ["other"]):
         found = metadata.get("license_name") or found
     return as_list(found)
+
+
+def stated_license(name: str, *, revision: str | None = None) -> dict[str, Any]:
+    """Return the metadata of the licence of a model for the card of a model that is made from it."""
+    return license_metadata(*(stated(name, key, revision=revision) for key in LICENSE_KEYS))
+
+
+def license_metadata(licenses: Iterable[str], names: Iterable[str], links: Iterable[str]) -> dict[str, Any]:
+    """Return licences as metadata of a card; ``license`` is a list if there are several.
+
+    The Hub accepts one name and one link: of several, none is returned, with a warning.
+
+    >>> license_metadata(["mit", "other"], ["acme-1.0"], [])
+    {'license': ['mit', 'other'], 'license_name': 'acme-1.0'}
+    """
+    found = {key: [*dict.fromkeys(of)] for key, of in zip(LICENSE_KEYS, (licenses, names, links), strict=True)}
+    other = [*found["license_name"], *found["license_link"]]
+    if max(len(found["license_name"]), len(found["license_link"])) > 1:
+        logger.warning("The licences have different names or links: %s. Add them to the model card.", ", ".join(other))
+        found = {"license": found["license"]}
+    return {key: values if len(values) > 1 else values[0] for key, values in found.items() if values}
 
 
 def card_metadata(name: str, *, repo_type: str = "model", revision: str | None = None) -> dict[str, Any]:
@@ -111,13 +136,13 @@ def as_list(value: Any) -> list[str]:
     return ["no" if one is False else str(one) for one in values if one is not None]
 
 
-def stated_languages(card: str | None) -> list[str]:
-    """The languages in the metadata of the texts of cards."""
+def stated_in(card: str | None, key: str) -> list[str]:
+    """Return what `stated` returns, from the texts of cards."""
     found = []
     for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
         with suppress(yaml.YAMLError, AttributeError):
-            found += as_list(yaml.safe_load(block).get("language"))
-    return found
+            found += as_list(yaml.safe_load(block).get(key))
+    return list(dict.fromkeys(found))
 
 
 def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | None]:

@@ -9,7 +9,7 @@ from metaphrase.encoders.loading import is_starter, split_revision
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.objectives.anchor import Anchor
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated, stated_base
+from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated, stated_base, stated_license
 
 #: The transform before a vocabulary projection, in words.
 TRANSFORMS = {
@@ -50,8 +50,8 @@ def describe(
     if is_starter(facts["model"]):
         card.base_model, card.license = HUB_ID, "mit"
     elif card.license is None and not license:
-        licenses = stated(facts["model"], "license", revision=card.base_model_revision)
-        card.license = licenses[0] if len(licenses) == 1 else None
+        for key, value in stated_license(facts["model"], revision=card.base_model_revision).items():
+            setattr(card, key, value)
     card.base_model = card.base_model or stated_base(facts["model"])
     card.license = license or card.license
 
