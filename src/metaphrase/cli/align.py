@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     if "-" in argv and "--files" not in argv:  # stdin, at any position
         argv = ["-", *(token for token in argv if token != "-")]
     (options,) = parse("metaphrase align", [AlignOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
-    options.languages = split_languages(options.languages)
+    options.languages = split_languages(options.languages, keep_scripts=True)
     options.check()
     return _align_stdin(options) if options.reads_lines else _align_files(options)
 

@@ -30,7 +30,7 @@ EXAMPLES = [
 def run(argv: Sequence[str]) -> int:
     """Diagnose, print tables, write JSON; the exit status is 1 if there are errors."""
     (options,) = parse("metaphrase diagnose", [DiagnoseOptions], argv, description=SUMMARY, examples=EXAMPLES)
-    options.languages = split_languages(options.languages)
+    options.languages = split_languages(options.languages, keep_scripts=True)
     with progress(notes()) as begin:
         report = diagnose_files(options, begin=begin)
     printed = list(_render(report))

@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
-    options.languages = split_languages(options.languages)
+    options.languages = split_languages(options.languages, keep_scripts=True)
     options.check()
     engine.check()
     hub.check(options.output, engine)

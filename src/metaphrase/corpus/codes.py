@@ -75,6 +75,34 @@ def bare_language(language: str) -> str:
     return (standard_code(name) or _CODES.get(name.casefold()) or name.lower().replace("_", "-")).split("-")[0]
 
 
+@cache
+def script_of(language: str) -> str | None:
+    """The script that a code states, or else the usual one of its language in its region; None if it is no code.
+
+    >>> script_of("zh_Hant"), script_of("zh-TW"), script_of("zh")
+    ('Hant', 'Hant', 'Hans')
+    """
+    try:
+        given = langcodes.Language.get(language.strip())
+    except langcodes.LanguageTagError:
+        return None
+    usual = langcodes.Language.make(language=bare_language(language), territory=given.territory).maximize().script
+    return given.script or usual
+
+
+def is_in_script(language: str, chosen: Iterable[str]) -> bool:
+    """Whether a language is in a script of `chosen` codes, of which those without a script have all.
+
+    Languages without a chosen code are.
+
+    >>> [is_in_script(code, ["zh-Hant", "sr"]) for code in ("zh-TW", "zh-Hans", "zh", "sr-Latn", "sw")]
+    [True, False, False, True, True]
+    """
+    codes = [code.partition("-") for code in chosen]
+    scripts = [script for bare, _, script in codes if bare == bare_language(language)]
+    return not scripts or "" in scripts or script_of(language) in scripts
+
+
 def is_plain(code: str) -> bool:
     """Whether a bare code has only letters and digits of ASCII, and can be a part of the name of a file."""
     return code.isascii() and code.isalnum()
@@ -93,10 +121,23 @@ def language_code(name: str) -> str:
     return code
 
 
-def split_languages(items: Iterable[str]) -> list[str]:
+def code_with_script(name: str) -> str:
+    """As :func:`language_code`, with the script if `name` states it, even if it is the usual one.
+
+    >>> code_with_script("zho_Hans"), code_with_script("zh_CN"), code_with_script("swh_Latn")
+    ('zh-Hans', 'zh', 'sw-Latn')
+    """
+    code, script = language_code(name), langcodes.Language.get(name.strip()).script
+    return f"{bare_language(code)}-{script}" if script else code
+
+
+def split_languages(items: Iterable[str], *, keep_scripts: bool = False) -> list[str]:
     """Split codes of languages at commas and spaces, and check them with :func:`language_code`; each counts once.
+
+    Usual scripts are kept for a selection from corpora (see :func:`code_with_script`).
 
     >>> split_languages(["sw,tel", "ne swh"])
     ['sw', 'te', 'ne']
     """
-    return list(dict.fromkeys(language_code(item) for item in split_list(items)))
+    code = code_with_script if keep_scripts else language_code
+    return list(dict.fromkeys(code(item) for item in split_list(items)))

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -16,7 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from metaphrase.corpus.codes import NO_CODES, bare_language, language_code, standard_code
+from metaphrase.corpus.codes import (
+    NO_CODES,
+    bare_language,
+    code_with_script,
+    is_in_script,
+    language_code,
+    script_of,
+    standard_code,
+)
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name, stream_rows
 from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.rows import OPTIONAL
@@ -62,6 +70,7 @@ class BitextFile:
         revision: Branch, tag or commit of a Hub data set; None is the default branch.
         max_expansion: Largest expansion of a compressed file; None disables the limit.
         columns: Names of the columns of the source and the target; None finds them by their names.
+        chosen: Codes of the chosen languages, whose scripts limit those that columns and rows state; empty for no limit.
         pins: The files of ``paths`` with the digests of their content, after `pinned`.
         rows: The rows of a data set in memory.
     """
@@ -76,6 +85,7 @@ class BitextFile:
     revision: str | None = None
     max_expansion: float | None = MAX_EXPANSION
     columns: tuple[str, str] | None = None
+    chosen: tuple[str, ...] = ()
     pins: tuple[PinnedFile, ...] = ()
     rows: Any = field(default=None, compare=False, repr=False)
 
@@ -92,6 +102,10 @@ class BitextFile:
     def language(self) -> str | None:
         """The language that is not the corpus's target."""
         return self.target_lang if self.source_lang == self.into else self.source_lang
+
+    def has_chosen_script(self, language: str) -> bool:
+        """Whether a language that a column or row states is in a chosen script."""
+        return not self.chosen or is_in_script(language, self.chosen)
 
 
 def find_files(
@@ -112,7 +126,8 @@ def find_files(
             language is not the code of one.
     """
     items = [corpus] if isinstance(corpus, str) or not isinstance(corpus, Sequence) else corpus
-    wanted = [bare_language(language_code(language)) for language in languages or ()]
+    chosen = tuple(dict.fromkeys(map(code_with_script, languages or ())))
+    wanted = list(dict.fromkeys(map(bare_language, chosen)))
     into = bare_language(language_code(target_lang))
     if len(wanted) > 1 and into in wanted:
         raise UsageError(f"--languages names the languages besides the target language, {into}. Omit {into}.")
@@ -130,15 +145,36 @@ def find_files(
             raise CorpusError(
                 f"The name of {file.name} states the language {file.language!r}, but source_lang is {given!r}."
             )
-    found = {file.language for file in files}
     if wanted:
-        missing = [language for language in wanted if language not in found]
+        found = {file.language for file in files}
+        kept = [file for i, file in enumerate(files) if i in unnamed or _is_chosen(file, chosen)]
+        missing = [code for code in chosen if not any(_is_chosen(file, [code]) for file in kept)]
         if missing and None not in found and not any(states_languages(files[i]) for i in unnamed):
-            available = ", ".join(sorted(filter(None, found))) or "none"
+            available = ", ".join(sorted({_spelled(file) or str(file.language) for file in files})) or "none"
             raise MissingFileError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {available}.")
-        files = [file for i, file in enumerate(files) if i in unnamed or file.language in wanted]
+        # a row whose language has no script is in that of the file's name
+        limit = chosen if any("-" in code for code in chosen) else ()
+        files = [file if "-" in (_spelled(file) or "") else dataclasses.replace(file, chosen=limit) for file in kept]
     check_distinct(file.paths for file in files)
     return files
+
+
+def _is_chosen(file: BitextFile, chosen: Collection[str]) -> bool:
+    """Whether the language of a file is chosen, in the script that its name or its rows state."""
+    if file.language is None or file.language not in map(bare_language, chosen):
+        return False
+    spelled = _spelled(file)
+    return spelled is None or is_in_script(spelled, chosen) or ("-" not in spelled and states_languages(file))
+
+
+def _spelled(file: BitextFile) -> str | None:
+    """The code of the language in the name of a file, with a script that is stated or follows from its region."""
+    pairs = _PAIR.findall(file.name if file.format == "hub" else ".".join(map(_stem, file.paths)))
+    for code in [*map(_suffix, file.paths), *chain.from_iterable(pairs)]:
+        if file.language and standard_code(code) and bare_language(code) == file.language:
+            script = script_of(code)
+            return code_with_script(code) if script == script_of(file.language) else f"{file.language}-{script}"
+    return None
 
 
 def states_languages(file: BitextFile) -> bool:
@@ -292,12 +328,13 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     Without such a file, the Parquet files whose columns state the languages, as `metaphrase mine` and `filter` write them.
     """
     split_of = re.compile(rf"(?:^|\.)({'|'.join(map(re.escape, (*SPLITS, split)))})(?=\.|-\d+-of-\d+|$)")
-    found: dict[str | None, list[tuple[str | None, BitextFile]]] = defaultdict(list)
+    found: dict[tuple[str, str | None] | None, list[tuple[str | None, BitextFile]]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         if (file := _member(path, into)) is None:
             continue
         match = split_of.search(_stem(path))
-        found[file.language].append((match[1] if match else None, file))
+        key = (file.language, script_of(_spelled(file) or file.language)) if file.language else None
+        found[key].append((match[1] if match else None, file))
     if len(found) > 1 and (shards := found.pop(None, None)):
         names = file_names(file for _, file in shards)
         logger.warning(

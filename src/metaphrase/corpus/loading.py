@@ -121,7 +121,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
 
     Args:
         corpus: What to load.
-        languages: Source languages to keep, or one of them. For a single file without a language, its language.
+        languages: Source languages to keep, or one of them. A code with a script, such as ``zh-Hant``, keeps only this
+            script, one without a script all of them. For a single file without a language, its language.
         source_lang: Language of the sources, for files without one.
         target_lang: The target language of the corpus.
         split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … (or ``train-00000-of-00001.parquet``, …) to load from

@@ -188,7 +188,7 @@ class Adaptation:
         self.command = command
         self.show_progress = show_progress
         self.started = time.time()
-        languages = split_languages(config.languages)
+        languages = split_languages(config.languages, keep_scripts=True)
         if not languages:
             raise UsageError("--languages names no language. Name those to adapt to, e.g. sw.")
         self.output = Path(config.output_dir or f"runs/adapt-{'-'.join(languages)}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet, load_test_folder
@@ -159,7 +160,9 @@ def configured_languages(config: RunConfig) -> set[str]:
     """Languages that will be trained on; empty if neither the options nor the file names state all of them."""
     files = find_files(config.corpus, languages=config.languages or None)
     named = {file.language for file in files if file.language}
-    return set(config.languages) or (named if all(file.language for file in files) else set())
+    return {standard_code(code) or code for code in config.languages} or (
+        named if all(file.language for file in files) else set()
+    )
 
 
 def measure(

@@ -204,7 +204,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         for name, hint in hints_of(RunOptions).items():
             if name not in _NUMBER_OR_AUTO:  # checked above
                 check_value(getattr(self, name), hint, f"{name!r} of RunConfig")
-        self.languages = split_languages(self.languages)
+        self.languages = split_languages(self.languages, keep_scripts=True)
         if self.retention_languages != ["all"]:
             self.retention_languages = split_languages(self.retention_languages)
 

@@ -35,7 +35,8 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
     names = list(names)
     columns: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        columns[column_role(name)].append(name)
+        if _is_readable(name, file):
+            columns[column_role(name)].append(name)
 
     def column(role: str | None) -> str | None:
         found = columns.get(role or "", [])
@@ -55,6 +56,11 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
         return None
     source_lang, target_lang, *optional = (column(name) or name for name in ("source_lang", "target_lang", *OPTIONAL))
     return Layout(source, target, source_lang, target_lang, tuple(optional), languages)
+
+
+def _is_readable(name: str, file: BitextFile) -> bool:
+    """Whether a column is not that of a language in a script that is not chosen."""
+    return not is_language(name.strip().lower()) or file.has_chosen_script(name)
 
 
 def _named_pair(
@@ -111,7 +117,7 @@ def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
         if len(set(columns)) < len(columns):
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
-    if file.columns or is_header(columns):
+    if file.columns or is_header(columns) or not all(_is_readable(name, file) for name in columns):
         raise _no_columns(file, 1, columns)
     if len(columns) != 2:
         has = f"this one has {len(columns)}" if any(map(str.strip, columns)) else "the first line of this one is empty"
@@ -174,10 +180,10 @@ def read_records(
                 continue
             if layout is None:
                 raise _no_columns(file, line, record)
-        yield line, _row(record, layout)
+        yield line, _row(record, layout, file)
 
 
-def _row(record: Mapping[str, Any], layout: Layout) -> Row | BadLine:
+def _row(record: Mapping[str, Any], layout: Layout, file: BitextFile) -> Row | BadLine:
     """The row of a record, or why it is unusable."""
     names = (*layout[:4], *layout.optional)
     values: list[Any] = [record.get(name) for name in names]
@@ -193,5 +199,7 @@ def _row(record: Mapping[str, Any], layout: Layout) -> Row | BadLine:
         if not isinstance(value, str | None):
             return BadLine("not text", f"{name} is {value!r:.40}")
     for at, language in enumerate(layout.languages, 2):
+        if values[at] and not file.has_chosen_script(values[at]):
+            return BadLine("language not chosen", values[at], fault=False)
         values[at] = bare_language(values[at]) if values[at] else language
     return Row(*values)

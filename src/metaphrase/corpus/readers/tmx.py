@@ -30,7 +30,7 @@ class _TmxParser:
     def __init__(self, file: BitextFile, max_chars: int) -> None:
         self.file, self.max_chars = file, max_chars
         self.rows: list[tuple[int, Row | BadLine]] = []
-        self.line, self.language = 0, ""
+        self.line, self.language, self.is_chosen = 0, "", True
         self.texts: dict[str, str] = {}
         self.parts: list[str] | None = None  # of the current segment
         self.length = 0
@@ -58,8 +58,9 @@ class _TmxParser:
         if name == "tu":
             self.line, self.texts = self.expat.CurrentLineNumber, {}
         elif name == "tuv":
-            self.language = bare_language(attributes.get("xml:lang") or attributes.get("lang") or "")
-        elif name == "seg":
+            stated = attributes.get("xml:lang") or attributes.get("lang") or ""
+            self.language, self.is_chosen = bare_language(stated), self.file.has_chosen_script(stated)
+        elif name == "seg" and self.is_chosen:
             self.parts, self.length = [], 0
         elif name in _CODES:
             self.codes += 1
