@@ -301,6 +301,8 @@ class Evidence:
         if chosen is None and "merged" in cell.variants:
             stages.append(("alpha", None))
         for variant in cell.variants:
+            if variant == "merged" and chosen and chosen["alpha"] == 0:
+                continue  # the starter
             encoder = encoder_settings(cell, variant, vector, chosen and chosen["alpha"])
             for benchmark in tier:
                 if kept(result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)) is None:

@@ -178,6 +178,6 @@ def _results(stored: Stored, name: str, found: Mapping[str, Mapping[str, Differe
                 }
             )
         if rows:
-            alphas = [alpha for key, alpha in stored.alphas.items() if key[0] == name]
+            alphas = [curve["alpha"] for key, curve in stored.alphas.items() if key[0] == name]
             chosen = f", with alpha {', '.join(f'{alpha:g}' for alpha in alphas)} by seed" * (variant == "merged")
             yield f"\n### {words}{chosen}\n\n{table(rows)}"

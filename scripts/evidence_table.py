@@ -198,7 +198,7 @@ class Stored:
     Attributes:
         folder: Its folder.
         training: Facts of each training run, by recipe and seed.
-        alphas: Chosen weights, by recipe and seed.
+        alphas: Chosen weights, with the curve that they were chosen by, by recipe and seed.
         scores: Scores by name, then by recipe, variant and seed. The starter has the seed -1, and each of its scores is the
             better one of those with and without its prompt.
         hardware: Descriptions of the machines.
@@ -208,7 +208,7 @@ class Stored:
 
     folder: Path
     training: Mapping[tuple[str, int], Mapping[str, Any]]
-    alphas: Mapping[tuple[str, int], float]
+    alphas: Mapping[tuple[str, int], Mapping[str, Any]]
     scores: Mapping[str, Mapping[tuple[str, str, int], Mapping[str, Any]]]
     hardware: Sequence[str]
     step_seconds: Mapping[str, float]
@@ -226,7 +226,7 @@ class Stored:
             machines.add(machine(content))
             chosen = read_part(path.with_name("alpha.json"))
             if chosen is not None and chosen["settings"]["vector"] == content["vector"]:
-                alphas[cell] = chosen["alpha"]
+                alphas[cell] = chosen["curve"]
         for path in sorted((*folder.glob("*/seed*/*/*.json"), *folder.glob(f"{STARTER}/*/*.json"))):
             if (content := read_part(path)) is None:
                 continue
@@ -302,11 +302,39 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
             if table := stored.differences(trained, variant, other, scores):
                 of = "the starter, with or without its prompt" if other == STARTER else f"`{REFERENCE}`"
                 lines += ["", f"### {words}, against {of}", *_difference_tables(trained, table)]
+    if stored.alphas:
+        lines += ["", "### Choice of alpha on dev data", "", *_alpha_table(stored, trained)]
     if claims:
         lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
     if any(name.startswith(GROUP) for name in stored.scores):
         lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
     return "\n".join([*lines, "", "### Computation", "", *_cost_table(stored, trained)])
+
+
+def _alpha_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
+    """Gain and guards at the smallest alpha above 0 that was tried, means over the seeds, and the chosen alphas."""
+    first = min(point["alpha"] for curve in stored.alphas.values() for point in curve["points"] if point["alpha"])
+    yield from (
+        f"Differences to the starter at alpha {first:g}, the smallest one above 0 that was tried: means over seeds, with the "
+        "interval over items if there is one seed.",
+        "",
+    )
+    rows, names = [], []
+    for recipe in recipes:
+        curves = [curve for (name, _), curve in stored.alphas.items() if name == recipe]
+        points = [next(point for point in curve["points"] if point["alpha"] == first) for curve in curves]
+        if points:
+            names = list(points[0]["guards"])
+            cells = [[point["gain"], *point["guards"].values()] for point in points]
+            chosen = ", ".join(f"{curve['alpha']:g}" for curve in curves)
+            rows.append([f"`{recipe}`", chosen, *map(_mean_difference, zip(*cells, strict=True))])
+    yield from markdown(["recipe", "chosen alpha", "translations", *names], "lr", rows)
+
+
+def _mean_difference(found: Sequence[Mapping[str, Any]]) -> str:
+    """The mean of some differences, or a single one with its interval."""
+    interval = " [{:+.1f}, {:+.1f}]".format(*found[0]["interval"]) if len(found) == 1 else ""
+    return f"{fmean(one['difference'] for one in found) + 0.0:+.1f}{interval}"
 
 
 def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
@@ -316,7 +344,7 @@ def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     names += ("encoder calls per step", "tokens per step", "alpha")
     rows = []
     for recipe in recipes:
-        alphas = [stored.alphas[recipe, seed] for seed in stored.seeds(recipe) if (recipe, seed) in stored.alphas]
+        alphas = [curve["alpha"] for (name, _), curve in stored.alphas.items() if name == recipe]
         calls, tokens = (
             fmean(stored.training[recipe, seed][fact] for seed in stored.seeds(recipe))
             for fact in ("encoder_calls", "tokens")

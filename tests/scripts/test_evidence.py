@@ -2,6 +2,7 @@ import csv
 import gzip
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,15 @@ def argv(tiny_encoder_dir, bitext, tmp_path):
     return [*words.split(), "--work_dir", f"{tmp_path}/work", "--device", "cpu", "--steps", "2", "--batch_size", "8"]
 
 
+@pytest.fixture
+def all_of_it(script, monkeypatch):
+    """Alpha is 1 whatever a tiny encoder gains."""
+    real = script.choose_alpha
+    monkeypatch.setattr(script, "choose_alpha", lambda *args, **options: replace(real(*args, **options), alpha=1.0))
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("all_of_it")
 def test_killed_anywhere_it_finishes_what_is_missing(script, argv, tmp_path, monkeypatch, capsys):
     page = tmp_path / "docs" / "evidence.md"
     page.parent.mkdir()
@@ -282,7 +291,18 @@ def test_weights_that_were_trained_for_other_results_are_not_measured(script, ar
     assert len(trainings) == 2
 
 
+@pytest.mark.parametrize(("alpha", "variants"), [(0.0, {"raw"}), (0.5, {"raw", "merged"})])
+def test_an_encoder_merged_with_alpha_0_is_the_starter(script, argv, alpha, variants):
+    evidence = script.Evidence(script.parsed([*argv, "--only", "tr", "--seeds", "0"]))
+    (cell,) = evidence.cells
+    facts = {"settings": evidence.training_settings(cell), "vector": "v"}
+    script.write_part(cell.folder / "train.json", facts)
+    script.write_part(cell.folder / "alpha.json", {"settings": evidence.alpha_settings("v"), "alpha": alpha})
+    assert {variant for variant, _ in evidence.missing(cell, evidence.tiers[0])} == variants
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_of_it")
 def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
     (data / "tatoeba" / "de-en.tsv").unlink()
     for name, named in (("bucc", "bucc2018-sample"), ("gold", "wpt05-en-hi")):
@@ -303,7 +323,9 @@ def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
     assert [heading for heading in headings if f" {heading} |" not in text] == []
     assert "### As released, against the starter" in text
     lines = text.count("| `metaphrase` | 1 | ")
-    assert lines == 1 + 2 * 5  # its costs; gains and losses of three encoders, of two also against `tr`
+    assert (
+        lines == 2 + 2 * 5
+    )  # its costs and its alpha of 1; gains and losses of three encoders, of two also against `tr`
     assert not list((tmp_path / "work" / "encoders").iterdir())
 
 
@@ -395,7 +417,13 @@ def stored(table, script, tmp_path):
             cell = folder / name / f"seed{seed}"
             facts = {"steps": 100, "batch_size": 64, "encoder_calls": 1.0, "tokens": 2000}
             script.write_part(cell / "train.json", facts | {"vector": "v", "hardware": machine})
-            script.write_part(cell / "alpha.json", {"settings": {"vector": "v"}, "alpha": 0.5})
+            points = [
+                {"alpha": alpha, "gain": {"difference": gain * alpha, "interval": [0, 9]}, "guards": {"stsb": loss}}
+                for alpha in (0.0, 0.5, 1.0)
+                for loss in [{"difference": -alpha * seed, "interval": [-4, 0]}]
+            ]
+            curve = {"alpha": 0.5, "points": points}
+            script.write_part(cell / "alpha.json", {"settings": {"vector": "v"}, "alpha": 0.5, "curve": curve})
             measured(cell / "raw" / "tatoeba.json", 80 + gain + 0.1 * seed, "v")
             measured(cell / "raw" / "stsb.json", 81 - 0.1 * (seed - 1), "v")
             measured(cell / "merged" / "tatoeba.json", 70, "other weights")
@@ -415,6 +443,9 @@ def test_the_page_shows_what_is_kept(table, stored, tmp_path):
     assert "| `dap` | 3 | +5.1 [+4.9, +5.3] better |" in text  # to the better prompt of the starter
     assert "| `dap` | 3 | +3.0 [+3.0, +3.0] better |" in text  # to `tr`
     assert "| `dap` | 3 | +0.0 [-0.2, +0.2] tie |" in text
+    assert "at alpha 0.5, the smallest one above 0" in text
+    assert "| recipe | chosen alpha | translations | stsb |" in text
+    assert "| `dap` | 0.5, 0.5, 0.5 | +2.5 | -0.5 |" in text
     assert "### Merged" not in text  # it was measured with other weights than those that are kept
     assert "| DAP, tables 7 and 8 | tatoeba | `dap` above `tr` | +3.0 [+3.0, +3.0] | 3 | confirmed |" in text
     assert "\n\nNot measured: DAP, tables 7 and 8 (tatoeba: `dap` above `tr+tlm`); DAP, table 2 (" in text
