@@ -116,10 +116,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "word embeddings trained": {"training": {"freeze_word_embeddings": False}},
     "hard negatives": {"bitext": "hard negatives"},
     "mined pairs": {"bitext": "mined"},
-    "one vector per language": {"by_language": True},
 }
-#: The weights of each vector, if the vectors of several languages are added.
-ADDED_ALPHAS = (0.1, 0.2, 0.3, 0.5)
 #: Of these encoders, without removed directions, transfer is measured.
 TRANSFER_ALPHAS = (0.5, 1.0)
 #: Suites of transfer and their results, by folder of their data.
@@ -144,8 +141,7 @@ class Cell:
 
     ``removed`` directions are removed before training. ``training`` are the fields of `RunConfig` that differ from those of
     other cells. ``bitext`` names how the bitext is changed: ``hard negatives`` or ``mined``. ``added`` is a folder with pairs
-    that are added to it. With ``by_language``, the encoder is trained once for each language of the bitext, and the changes
-    are added.
+    that are added to it.
     """
 
     name: str
@@ -158,17 +154,11 @@ class Cell:
     training: Mapping[str, Any] = field(default_factory=dict)
     bitext: str = ""
     added: Path | None = None
-    by_language: bool = False
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """The weights that the change of the encoder is merged with."""
-        return ADDED_ALPHAS if self.by_language else ALPHAS
 
     @property
     def varied(self) -> bool:
         """Whether the recipe is trained in another way than the others."""
-        return bool(self.training or self.bitext or self.added or self.by_language)
+        return bool(self.training or self.bitext or self.added)
 
     @property
     def digest(self) -> str:
@@ -176,7 +166,7 @@ class Cell:
         folders = [str(folder) for folder in (self.corpus, self.added) if folder]
         files = files_sha256(path for folder in folders for file in find_files(folder) for path in file.paths)
         content = [self.terms, self.seed, self.steps, self.batch_size, files]
-        content += [one for one in (self.removed, self.training, self.bitext, self.by_language) if one]
+        content += [one for one in (self.removed, self.training, self.bitext) if one]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
@@ -207,16 +197,8 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     work = output / f"work-{cell.digest}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    if cell.by_language:
-        languages = load_parallel_folder(cell.corpus, split="train")
-        runs = [train(cell, work / language, output, languages=[language]) for language in languages]
-        start = {name: one.detach().cpu() for name, one in start_of(cell).named_parameters()}
-        tensors = {name: (start[name] + sum(run[name] - start[name] for run, _ in runs)).half() for name in runs[0][0]}
-        facts = runs[0][1] | {"steps": sum(one["steps"] for _, one in runs)}
-        facts |= {"training_seconds": sum(one["training_seconds"] for _, one in runs)}
-    else:
-        trained_ones, facts = train(cell, work, output)
-        tensors = {name: one.half() for name, one in trained_ones.items()}
+    trained_ones, facts = train(cell, work, output)
+    tensors = {name: one.half() for name, one in trained_ones.items()}
     path.parent.mkdir(exist_ok=True)
     save_file(tensors, work / path.name, metadata={"facts": json.dumps(facts)})
     (work / path.name).replace(path)
@@ -224,7 +206,7 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     return path
 
 
-def train(cell: Cell, work: Path, output: Path, **fields: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def train(cell: Cell, work: Path, output: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Train the encoder of a cell; return its trained parameters, and facts about the run."""
     work.mkdir(exist_ok=True)
     recipe = work / "recipe.yaml"
@@ -241,7 +223,7 @@ def train(cell: Cell, work: Path, output: Path, **fields: Any) -> tuple[dict[str
     settings |= {"per_device_train_batch_size": cell.batch_size}
     if corpus != DEMO:
         settings |= {"corpus": [str(corpus)], "languages": []}
-    settings |= {**cell.training, **fields}
+    settings |= cell.training
     inputs = Inputs(encoder=start_of(cell))
     encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links", inputs)
     tensors = {name: one.detach().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
@@ -506,7 +488,7 @@ def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | No
         rows[0] |= transfer_scores(original, transfer) if transfer else {}
     else:
         weights, start = trained_weights(cell, output), start_of(cell)
-        for alpha in cell.alphas:
+        for alpha in ALPHAS:
             model = interpolated(start, load_file(weights), alpha)
             after = data.embed(model)
             about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from metaphrase.encoders.loading import load_encoder
@@ -222,27 +221,6 @@ def test_pairs_are_mined_among_the_english_sentences_of_all_languages(script, tm
         "et-en.train.tsv.gz": [["Lumi", "Vihm"], english],
         "sw-en.train.tsv.gz": [["Jua", "Mvua"], english],
     }
-
-
-def test_vectors_of_languages_are_added(script, tiny_encoder, tmp_path, monkeypatch):
-    """Each language moves a weight by its own amount from the start."""
-    monkeypatch.setattr(script, "load_encoder", lambda name: tiny_encoder)
-    start = {name: one.detach() for name, one in tiny_encoder.named_parameters()}
-    name = next(iter(start))
-    moved = {"sw": 1.0, "et": 0.25}
-
-    def train(cell, work, output, languages):
-        (language,) = languages
-        return {name: start[name] + moved[language]}, {"steps": 100, "training_seconds": 2.0}
-
-    monkeypatch.setattr(script, "train", train)
-    monkeypatch.setattr(script, "load_parallel_folder", lambda path, split: moved)
-    (cell,) = [cell for cell in script.grid([1], **SETTING, corpus=script.DEMO) if cell.by_language]
-    path = script.trained_weights(cell, tmp_path)
-    torch.testing.assert_close(script.load_file(path)[name].float(), start[name] + 1.25, atol=1e-2, rtol=1e-2)
-    with safe_open(path, "pt") as file:
-        assert json.loads(file.metadata()["facts"]) == {"steps": 200, "training_seconds": 4.0}
-    assert cell.alphas == script.ADDED_ALPHAS
 
 
 def test_only_hard_negatives_are_ranked_as_negatives(script, tmp_path, monkeypatch):
