@@ -107,8 +107,8 @@ def table(content: Mapping[str, Any]) -> str:
     """Format the best number of directions of each sum as Markdown, among those that lose nothing and among all."""
     start, *_ = rows = content["rows"]
     runs = [
-        f"{one['steps']:,} steps of {one['batch_size']} pairs in {one['languages']} languages (recipe {one['recipe']}, seed "
-        f"{one['seed']})"
+        f"{one['steps']:,} steps of {one['batch_size']:,} pairs in {one['languages']} languages (recipe {one['recipe']}, "
+        f"seed {one['seed']})"
         for one in content["runs"]
     ]
     machines = {row["hardware"].get("gpu") or cores(row["hardware"]) for row in rows}
