@@ -431,7 +431,7 @@ def card(
 def run_in_words(run: Mapping[str, Any], folder: Path) -> str:
     """Recipe, steps, batch size and number of languages of a run."""
     languages = counted(len({row["language"] for row in facts_of(folder)["data"]}), "language")
-    return f"`{run['recipe']['name']}`, {run['steps']:,} steps of {run['batch_size']} pairs in {languages}"
+    return f"`{run['recipe']['name']}`, {run['steps']:,} steps of {run['batch_size']:,} pairs in {languages}"
 
 
 def training(cards: Sequence[ModelCard]) -> str:
