@@ -45,8 +45,8 @@ def with_added(corpus: Path, folder: Path, added: Path) -> Path:
         if other := more.get(language):
             sample = random.Random(0).sample(range(len(other.sources)), min(len(other.sources), len(pairs)))
             pairs += [(other.sources[at], other.targets[at]) for at in sample]
-        with gzip.open(folder / f"{language}-en.train.tsv.gz", "wt", encoding="utf-8") as file:
-            file.writelines("\t".join(pair) + "\n" for pair in [("source", "target"), *pairs])
+        text = "".join("\t".join(pair) + "\n" for pair in [("source", "target"), *pairs])
+        (folder / f"{language}-en.train.tsv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     return folder
 
 

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Container, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # `evaluate` copies modules to a folder and imports them from there, so every process needs a separate folder.
@@ -107,7 +108,9 @@ def assert_follows_umask():
 
 
 @pytest.fixture(autouse=True)
-def _deterministic():
+def _deterministic(monkeypatch):
+    # gzip files contain the time at which they were written.
+    monkeypatch.setattr(gzip, "time", SimpleNamespace(time=lambda: 0))
     torch.manual_seed(0)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.set_flush_denormal(True)
