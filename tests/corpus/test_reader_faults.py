@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
+from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.corpus.readers import read_pairs, read_parallel
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.corpus.text import is_blank
@@ -528,6 +529,20 @@ def test_read_parallel_is_strict(tmp_path):
         read_parallel(tsv(tmp_path / "sw-en.tsv", header=None))
     with pytest.raises(ValueError, match="is not a TSV file"):
         read_parallel(make_jsonl(tmp_path))
+
+
+def test_a_test_set_has_one_language(tmp_path):
+    header = "source\ttarget\tsource_lang\ttarget_lang"
+    rows = [("paka", "cat", "swh", "eng"), ("dog", "mbwa", "en", "sw"), ("ndege", "bird", "", "")]
+    path = tsv(tmp_path / "sw-en.tsv", rows, header)
+    assert read_parallel(path) == [("paka", "cat"), ("mbwa", "dog"), ("ndege", "bird")]
+    tsv(tmp_path / "zh_Hant-en.tsv", [("貓", "cat", "zh-TW", "en")], header)
+    assert list(load_parallel_folder(tmp_path)) == ["sw", "zh_Hant"]
+    for name in ("sw-en.tsv", "pairs.tsv"):
+        for languages in (("te", "en"), ("sw", "fr"), ("en", "te")):
+            path = tsv(tmp_path / name, [*rows, ("x", "y", *languages)], header)
+            with pytest.raises(CorpusError, match=rf"{name}:5: a test set has one language, here 'sw' with 'en', but"):
+                read_parallel(path)
 
 
 def test_read_pairs_gives_lines_and_columns(tmp_path):

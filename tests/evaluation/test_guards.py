@@ -344,6 +344,37 @@ def test_halves_of_pairs_that_alternate(tmp_path):
     assert all(4 < sum(half.scores) < 16 for half in halves)
 
 
+@pytest.mark.parametrize("names", ["{}-{}.csv", "{}-en.{}.tsv"])
+def test_languages_without_data_of_a_part_are_named_once(tmp_path, caplog, names):
+    content = "a,b,1\nc,d,2\n" if names.endswith("csv") else "source\ttarget\na\tb\nc\td\n"
+    for name in (("de", "dev"), ("sw", "dev"), ("sw", "test"), ("fr", "test")):
+        (tmp_path / names.format(*name)).write_text(content, encoding="utf-8")
+    for part, languages in (("dev", ["de", "sw"]), ("test", ["fr", "sw"])) * 2:
+        assert sorted(load_guard_data(tmp_path, part, halved=True).sets) == languages
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path} has no {part} data for these languages, which are skipped: {language}. Add files."
+        for part, language in (("development", "fr"), ("test", "de"))
+    ]
+
+
+def test_files_without_a_split_beside_those_of_a_part_are_named(tmp_path, caplog):
+    for name in ("de-en.dev.tsv", "de-en.tsv", "sw-en.tsv"):
+        (tmp_path / name).write_text("source\ttarget\na\tb\nc\td\n", encoding="utf-8")
+    assert list(load_guard_data(tmp_path).sets) == ["de"]
+    (record,) = caplog.records
+    assert "which are skipped: sw." in record.getMessage()
+
+
+def test_both_halves_of_questions_are_of_one_part(tmp_path, bitext):
+    write_questions(tmp_path, bitext)
+    for path in list(tmp_path.iterdir()):  # files without a split have the same questions, except the first one
+        content = json.loads(path.read_text(encoding="utf-8"))
+        del content["data"][0]["paragraphs"][0]["qas"][0]
+        (tmp_path / path.name.removeprefix("dev-")).write_text(json.dumps(content), encoding="utf-8")
+    dev, test = (load_guard_data(tmp_path, part, halved=True).sets["de"].questions for part in ("dev", "test"))
+    assert not set(dev) & set(test)
+
+
 def test_folders_without_development_data_are_refused(tiny_encoder, tmp_path):
     (tmp_path / "stsb-de-test.csv").write_text("a,b,1\n", encoding="utf-8")
     for folder in (tmp_path, tmp_path / "none"):

@@ -6,16 +6,19 @@ files or, if it has only one of them, random halves of the items.
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import PARALLEL_FILE, ParallelSet, load_parallel_folder
 from metaphrase.evaluation.answer_retrieval import (
     AnswerSet,
     evaluate_monolingual_answers,
@@ -25,8 +28,10 @@ from metaphrase.evaluation.answer_retrieval import (
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import ENGLISH, TopicSet, evaluate_topics, load_topic_folder, topic_files
-from metaphrase.evaluation.sts import STSSet, evaluate_sts, load_sts_folder
+from metaphrase.evaluation.sts import STS_FILE, STSSet, evaluate_sts, load_sts_folder
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
+
+logger = logging.getLogger(__name__)
 
 #: Parts of a folder's data: for choosing settings, and for measuring them.
 Part = Literal["dev", "test"]
@@ -35,6 +40,7 @@ GUARD_FOLDERS = (
     "STS pairs (xx-dev.csv.gz), parallel sentences (xx-en.dev.tsv.gz or xx-en.tsv.gz), topics (xxx_Scpt.dev.tsv.gz) or "
     "questions with answers (dev-xx.json.gz or xx.json.gz)"
 )
+_PART_NAMES = {"dev": "development", "test": "test", "": "unsplit"}
 #: Maximum number of languages of a folder, evenly spaced over its languages.
 MAX_LANGUAGES = 24
 
@@ -72,7 +78,7 @@ def check_folder_names(folders: Iterable[str]) -> None:
 def load_guard_data(
     folder: str | Path, part: Part = "dev", *, halved: bool = False, max_items: int = 300
 ) -> LabelledData:
-    """Read the development or the test data of a folder.
+    """Read the development or the test data of a folder. A warning names the languages that have no such data.
 
     Args:
         folder: STS pairs ``xx-dev.csv[.gz]``; parallel sentences ``xx-en[.dev].tsv[.gz]``; topics in SIB-200's layout
@@ -88,14 +94,16 @@ def load_guard_data(
     """
     folder = Path(folder)
     kind, parts = next(
-        ((kind, found) for kind in _KINDS if folder.is_dir() and (found := kind.parts(folder))), (_KINDS[0], ())
+        ((kind, found) for kind in _KINDS if folder.is_dir() and (found := kind.parts(folder))), (_KINDS[0], {})
     )
-    read = next((one for one in (part, "", *(sorted(parts) if halved else ())) if one in parts), None)
+    halved = halved and not ("dev" in parts and "test" in parts)
+    read = next((one for one in (("dev", "test", "") if halved else (part, "")) if one in parts), None)
     if read is None:
         raise MissingFileError(
             f"{folder} has no {'' if halved else 'development '}data. Name a folder of one of these: {GUARD_FOLDERS}."
         )
-    halved = halved and not ("dev" in parts and "test" in parts)
+    if skipped := set(chain.from_iterable(parts.values())).difference(parts[read]):
+        _log_skipped(folder, _PART_NAMES[read], ", ".join(sorted(skipped)))
     sets = kind.load(folder, read)
     kept = spread([language for language in sets if language != ENGLISH], MAX_LANGUAGES)
     sets = {
@@ -116,6 +124,12 @@ def load_guard_data(
     return LabelledData(folder.resolve().name, sets, kind.evaluate)
 
 
+@cache
+def _log_skipped(folder: Path, part: str, languages: str) -> None:
+    """Log once that languages of a folder have no data of a part."""
+    logger.warning("%s has no %s data for these languages, which are skipped: %s. Add files.", folder, part, languages)
+
+
 def _half(count: int, part: Part) -> list[int]:
     """Half of the numbers of items, in order: of every two neighbours a random one, as files may alternate.
 
@@ -127,11 +141,11 @@ def _half(count: int, part: Part) -> list[int]:
 
 
 class _Kind(NamedTuple):
-    """A kind of data: the parts that a folder has, how one is read, measured, counted, and some of its items picked; its
-    texts.
+    """A kind of data: the languages that a folder has of each part, how a part is read, measured, counted, and some of its
+    items picked; its texts.
     """
 
-    parts: Callable[[Path], Collection[str]]
+    parts: Callable[[Path], Mapping[str, Collection[str]]]
     load: Callable[[Path, str], Mapping[str, Any]]
     evaluate: Callable[..., Result]
     size: Callable[[Any], int]
@@ -139,8 +153,23 @@ class _Kind(NamedTuple):
     texts: Callable[[Any], Iterable[str]]
 
 
-def _matching(pattern: str, *parts: str) -> Callable[[Path], set[str]]:
-    return lambda folder: {part for part in parts if any(folder.glob(pattern.format(part)))}
+def _matching(pattern: re.Pattern[str], *parts: str) -> Callable[[Path], dict[str, set[str]]]:
+    """A function that finds the languages of each part in the names of files; ``""`` is the part without a split."""
+
+    def find(folder: Path) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for path in folder.iterdir():
+            if (match := pattern.fullmatch(path.name)) and (part := match["split"] or "") in parts:
+                found.setdefault(part, set()).add(match["language"])
+        return found
+
+    return find
+
+
+def _topic_parts(folder: Path) -> dict[str, Collection[str]]:
+    """All languages for each part; those that lack one are refused when they are read."""
+    files = topic_files(folder)
+    return {part: files.keys() for part in ("dev", "test") if part in files.get(ENGLISH, {})}
 
 
 def _load_topics(folder: Path, part: str) -> dict[str, TopicSet]:
@@ -166,7 +195,7 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 _KINDS = (
     _Kind(
-        _matching("*-{}.csv*", "dev", "test"),
+        _matching(STS_FILE, "dev", "test"),
         lambda folder, part: load_sts_folder(folder, split=part),
         evaluate_sts,
         lambda one: len(one.scores),
@@ -174,7 +203,7 @@ _KINDS = (
         lambda one: (*one.first, *one.second),
     ),
     _Kind(
-        lambda folder: _matching("*-en.{}.tsv*", "dev", "test")(folder) or _matching("*-en{}.tsv*", "")(folder),
+        _matching(PARALLEL_FILE, "dev", "test", ""),
         lambda folder, part: load_parallel_folder(folder, split=part or None),
         evaluate_retrieval,
         lambda one: len(one.sources),
@@ -182,7 +211,7 @@ _KINDS = (
         lambda one: (*one.sources, *one.targets),
     ),
     _Kind(
-        lambda folder: {"dev", "test"} & topic_files(folder).get(ENGLISH, {}).keys(),
+        _topic_parts,
         _load_topics,
         evaluate_topics,
         lambda one: len(one.split) - one.split.count("train"),
@@ -190,7 +219,7 @@ _KINDS = (
         lambda one: one.texts,
     ),
     _Kind(
-        lambda folder: question_files(folder).keys(),
+        question_files,
         lambda folder, part: load_questions(question_files(folder)[part]),
         evaluate_monolingual_answers,
         lambda one: len(one.ids),

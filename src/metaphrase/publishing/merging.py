@@ -115,8 +115,7 @@ class MergeOptions:
     )
     dev: str | None = option(
         None,
-        "With --alpha auto: folder of development data on which the result should improve: parallel sentences "
-        "(xx-en.dev.tsv.gz or xx-en.tsv.gz), or STS pairs.",
+        f"With --alpha auto: folder of development data on which the result should improve: {GUARD_FOLDERS}.",
     )
     guard: list[str] = option(
         [],

@@ -14,6 +14,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 from sentence_transformers import SentenceTransformer
 from transformers import TrainingArguments
 
+from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.corpus.checks import by_language
 from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.corpus.monolingual import load_monolingual, with_monolingual
@@ -134,9 +135,17 @@ def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
         names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
         with replacing(path) as partial:
             aligned.select_columns(names).to_parquet(partial)
+        _remove_other_links(path)
     links = Dataset.from_parquet(str(path))
     others = dataset.remove_columns([name for name in links.column_names if name in dataset.column_names])
     return concatenate_datasets([others, links], axis=1)
+
+
+def _remove_other_links(kept: Path) -> None:
+    """Delete the word links of earlier runs beside the new ones, unless checkpoints show that such a run may be resumed."""
+    if not checkpoint_folders(kept.parent, staged=True):
+        for path in set(_files(kept.parent, *_LINKS)) - {kept}:
+            path.unlink()
 
 
 def read_dev(config: RunConfig, corpus: Corpus) -> dict[str, ParallelSet]:

@@ -119,16 +119,24 @@ def read_parallel(path: str | Path) -> list[tuple[str, str]]:
     Returns ``(source, target)`` of each line; English is the target.
 
     Raises:
-        ValueError: The header is missing or a line is malformed; the message names the file and the line.
+        ValueError: The header is missing, or a line is malformed or in another language than the file; the message names the
+            file and the line.
     """
     file = find_file(path)
     if file.format != "tsv":
         raise CorpusError(f"{path} is not a TSV file.")
-    pairs = []
+    pairs, language = [], file.language
     with unchanged(file.pinned().pins):
         for line, row in read_tsv(file, MAX_CHARS, needs_header=True):
             checked = row if isinstance(row, BadLine) else check_row(row, file.into, MAX_CHARS)
             if isinstance(checked, BadLine):
                 raise CorpusError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")
+            language = language or checked.source_lang
+            if checked.source_lang not in (language, None) or checked.target_lang not in (file.into, None):
+                raise CorpusError(
+                    f"{path}:{line}: a test set has one language, here {language!r} with {file.into!r}, but this pair is in "
+                    f"{checked.source_lang!r} and {checked.target_lang!r}. Write a file for each language, such as "
+                    "sw-en.tsv.gz."
+                )
             pairs.append((checked.source, checked.target))
     return pairs

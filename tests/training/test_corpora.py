@@ -1,0 +1,20 @@
+import pytest
+from datasets import Dataset
+
+from metaphrase.training.corpora import with_links
+from metaphrase.training.recipe import Recipe
+
+
+@pytest.mark.parametrize("checkpoint", [None, "checkpoint-2"])
+def test_new_word_links_replace_those_of_runs_that_cannot_be_resumed(tmp_path, bitext, checkpoint):
+    rows, recipe = Dataset.from_list(bitext).select_columns(["source", "target"]), Recipe.load("wacse")
+    with_links(rows, recipe, tmp_path)
+    (first,) = tmp_path.glob("alignment-*")
+    if checkpoint is not None:
+        (tmp_path / checkpoint).mkdir()
+    with_links(rows, recipe, tmp_path)
+    assert list(tmp_path.glob("alignment-*")) == [first]
+    links = with_links(rows.select(range(12)), recipe, tmp_path)
+    assert len(links["alignment"]) == 12
+    assert first.exists() == (checkpoint is not None)
+    assert len(list(tmp_path.glob("alignment-*"))) == 1 + (checkpoint is not None)
