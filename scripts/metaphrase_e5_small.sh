@@ -45,10 +45,10 @@ printf '%s\0' "$data"/software/??-en.train.tsv.gz | xargs -0 -n 1 -P 2 bash -c '
 [[ -f $output/demo/run.json ]] || "$bin"metaphrase demo --effective_batch_size 1024 --micro_batch_size 256 --merge 1 --debias 0 \
     --output_dir "$output/demo"
 
-# The red line of similarity structure is wide because labelled data measure the abilities that it stands for.
+# Similarity structure may fall by 5 points instead of 4, since STS-B and MLQA measure directly what it predicts.
 rm -rf "$output/release"
 "$bin"metaphrase merge starter@wheel "$output/model" "$output/demo" --alpha auto --debias 20 --dev "$corpus" \
-    --guard "$data/stsb" "$data/mlqa" --max_structure_loss 10 --max_items 100 --output_dir "$output/release"
+    --guard "$data/stsb" "$data/mlqa" --max_structure_loss 5 --max_items 100 --output_dir "$output/release"
 
 {
     printf 'Translations in localisation files, help texts and manuals of free software, each under its own licence: packages of\n'
