@@ -19,7 +19,7 @@ import yaml
 from metaphrase import __version__, cli
 from metaphrase.cli import COMMANDS, main, parse
 from metaphrase.cli.options import FLAGS, add_options
-from metaphrase.cli.output import emit, notes, session, show_progress
+from metaphrase.cli.output import emit, notes, progress, session, show_progress
 from metaphrase.cli.runs import LEADING
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ConfigError, MissingExtraError, MissingFileError
@@ -381,6 +381,18 @@ def test_the_result_goes_to_stdout_and_the_rest_elsewhere(command, capsys, caplo
     assert sys.stdout is stdout
     assert logging.root.manager.disable == logging.NOTSET
     assert not show_progress()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lines"), [(0.0, ["Reading: 3 …", "Reading: 1 of 3 …"]), (60.0, ["Reading: 3 …"])]
+)
+def test_a_log_shows_progress_at_intervals(capsys, monkeypatch, seconds, lines):
+    monkeypatch.setattr("metaphrase.cli.output.SECONDS_BETWEEN_LINES", seconds)
+    with session(), progress(notes()) as begin:
+        advance = begin("Reading", 3)
+        advance(1)
+        advance(2)
+    assert capsys.readouterr().err.splitlines() == lines
 
 
 def test_notes_are_not_broken_within_names_of_files(command, capsys, monkeypatch):

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -23,7 +24,8 @@ from metaphrase.io.progress import Advance, Begin, progress_bars
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-
+#: Seconds between the lines that report the progress of a task without a progress bar.
+SECONDS_BETWEEN_LINES = 60.0
 #: Loggers that print a table of the weights that a model does not share with its file. An encoder is loaded completely or
 #: refused, and the head of a fine-tuned task is always new.
 _LOADERS = ("transformers.modeling_utils", "transformers.integrations.peft")
@@ -147,7 +149,7 @@ def show_progress() -> bool:
 
 @contextmanager
 def progress(console: Console) -> Iterator[Begin]:
-    """Progress bars on a console, or a line per task if bars are not shown.
+    """Progress bars on a console; if bars are not shown, a line per task, and at most one per minute while it runs.
 
     Yields a function that starts a bar: it takes a text and a total, and returns a function that advances the bar.
     """
@@ -158,7 +160,16 @@ def progress(console: Console) -> Iterator[Begin]:
 
     def announce(description: str, total: int) -> Advance:
         console.print(f"{description}: {total:,} …")
-        return lambda n: None
+        done, shown = 0, time.monotonic()
+
+        def advance(n: int) -> None:
+            nonlocal done, shown
+            done += n
+            if done < total and time.monotonic() - shown >= SECONDS_BETWEEN_LINES:
+                shown = time.monotonic()
+                console.print(f"{description}: {done:,} of {total:,} …")
+
+        return advance
 
     yield announce
 
