@@ -301,7 +301,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
     assert not prepared
 
 
-@pytest.mark.parametrize("others", [["./weka"], ["--baseline", "./weka"]])
+@pytest.mark.parametrize(
+    "others", [["./weka"], ["--baseline", "./weka"], ["strong + weka.safetensors"], ["--baseline", "weak + weka"]]
+)
 def test_a_misspelt_encoder_is_refused_before_anything_is_measured(data, loaded, monkeypatch, capsys, others):
     models, prepared = loaded
     monkeypatch.setattr(running, "find_folder", lambda name: name in models or find_folder(name))
@@ -498,6 +500,19 @@ def test_each_language_is_shown(tiny_encoder_dir, other_dir, sets, tmp_path, cap
     assert command(tiny_encoder_dir, sets, tmp_path, "--languages", "de") == 0
     tables = capsys.readouterr().out
     assert rows_of(tables).count("de") == 4  # two folders, accuracy and error
+
+
+def test_the_mean_of_a_baseline_is_over_the_same_languages(data, loaded, tmp_path, capsys):
+    before = tmp_path / "before.json"
+    assert main(["evaluate", "weak", "--data", str(data), "--output", str(before)]) == 0
+    results = json.loads(before.read_text())
+    results["scores"]["data"]["average"]["score"] = 1.0  # of all languages
+    before.write_text(json.dumps(results))
+    capsys.readouterr()
+    assert main(["evaluate", "strong", "--data", str(data), "--baseline", str(before), "--languages", "te"]) == 0
+    summary = capsys.readouterr().out.rpartition("verdicts")[2]
+    assert f"{results['scores']['data']['languages']['te']['score']:.1f} → " in summary
+    assert "1.0 →" not in summary
 
 
 def test_a_classifier_that_predicts_one_class_is_marked():

@@ -357,6 +357,11 @@ def test_a_base_with_a_vector_is_a_model_like_others(base, sw, tmp_path):
     card = (tmp_path / "pulled" / "README.md").read_text(encoding="utf-8")
     assert "\n# base + sw.safetensors\n" in card
     assert str(base) not in card
+    assert main(["debias", both, "--directions", "3", "-o", str(tmp_path / "debiased")]) == 0
+    for folder in ("pulled", "debiased"):
+        card = (tmp_path / folder / "README.md").read_text(encoding="utf-8")
+        assert "**Merged:** the weights of base plus 1 times what training changed in sw.safetensors" in card
+    assert "projects out the 3 directions" in card
 
 
 def test_a_card_in_another_encoding_is_pulled(base, tmp_path):

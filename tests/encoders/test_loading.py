@@ -16,7 +16,14 @@ from metaphrase.encoders.loading import (
     origin_of,
     pretrained_mlm_head,
 )
-from metaphrase.exceptions import HubAccessError, HubConnectionError, HubMissingError, MetaphraseError, ModelFileError
+from metaphrase.exceptions import (
+    HubAccessError,
+    HubConnectionError,
+    HubMissingError,
+    MetaphraseError,
+    ModelFileError,
+    UsageError,
+)
 from tests.hub_server import reach, serve_hub
 
 
@@ -27,6 +34,14 @@ def pooling_of(model):
 def test_a_raw_encoder_gets_the_recipes_pooling(tiny_bert_dir):
     assert pooling_of(load_encoder(tiny_bert_dir)) == "mean"
     assert pooling_of(load_encoder(tiny_bert_dir, default_pooling="cls")) == "cls"
+
+
+@pytest.mark.parametrize("options", [{"pooling": "middle"}, {"device": "abacus"}])
+def test_a_wrong_option_is_not_called_damage(tiny_encoder_dir, options):
+    with pytest.raises(
+        UsageError, match=r"'pooling' of load_encoder must be|The device abacus cannot be used: Expected"
+    ):
+        load_encoder(tiny_encoder_dir, **options)
 
 
 def test_an_encoder_keeps_its_own_pooling_unless_told_otherwise(tiny_encoder_dir):

@@ -204,6 +204,11 @@ def test_characters_that_end_words_are_kept(tmp_path, texts):
     assert all(trimmed.tokenizer.unk_token_id not in trimmed.tokenizer(text)["input_ids"] for text in texts)
 
 
+def test_one_text_is_no_list_of_texts(tiny_encoder):
+    with pytest.raises(UsageError, match="but got one text"):
+        trim_vocabulary(tiny_encoder, "der Hund")
+
+
 def test_a_tokenizer_of_words_is_left_alone(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "a": 2}, unk_token="[UNK]"))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")

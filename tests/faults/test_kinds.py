@@ -19,6 +19,7 @@ import pytest
 from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.exceptions import CorpusError, MetaphraseError
 from metaphrase.mining.sentences import read_sentences
 
@@ -194,6 +195,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     link.symlink_to(tmp_path / "nowhere.tsv")
     with pytest.raises(FileNotFoundError, match=r"sw-en\.tsv"):
         load_corpus(link)
+    (tmp_path / "fi-en.tsv").write_text("source\ttarget\nkissa\tcat\n")
+    for load in (load_corpus, load_parallel_folder):  # in a folder, a broken link is not skipped
+        with pytest.raises(FileNotFoundError, match=r"sw-en\.tsv is a link to .*nowhere\.tsv, which does not exist"):
+            load(tmp_path)
+        load(tmp_path, languages=["fi"])
     link.unlink()
     link.write_bytes(b"\0\0\0\tcat\nsource\ttarget\n")
     with pytest.raises(CorpusError, match=r"sw-en\.tsv:1: not text \(NUL byte\)"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import math
 import os
 import subprocess
 import sys
@@ -213,6 +214,15 @@ def test_a_sum_keeps_each_setting_on_which_the_vectors_agree(tiny_encoder):
     assert (one + other).settings == (other + one).settings == {"max_seq_length": 17}
     assert (one + plain).settings is None
     assert combine([one, other]).settings == {"max_seq_length": 17}  # though neither changes a weight
+
+
+def test_a_sum_needs_vectors_and_a_finite_weight(tiny_encoder):
+    with pytest.raises(UsageError, match="no task vectors to add"):
+        combine([])
+    vector = TaskVector.between(tiny_encoder, tiny_encoder)
+    for alpha in (math.nan, "auto"):
+        with pytest.raises(UsageError, match="'alpha' of combine"):
+            combine([vector], alpha)
 
 
 MERGED = """
@@ -495,6 +505,7 @@ def test_other_files_are_refused(tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
     with pytest.raises(ModelFileError, match="is another kind of file"):
         TaskVector.load(tmp_path / "other.safetensors")
-    for path in (tmp_path, tmp_path / "missing.safetensors"):
-        with pytest.raises(MissingFileError, match="There is no task vector"):
-            TaskVector.load(path)
+    with pytest.raises(MissingFileError, match="There is no task vector"):
+        TaskVector.load(tmp_path / "missing.safetensors")
+    with pytest.raises(MissingFileError, match="is a folder, not a task vector"):
+        TaskVector.load(tmp_path)

@@ -115,6 +115,16 @@ def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):
             compare_runs(runs[:1])
 
 
+def test_seeds_with_different_baselines_are_refused(write):
+    """`metaphrase report --baseline` measures another encoder than the one that the run started from."""
+    runs = [write("a"), write("b", seed=2)]
+    path = runs[1] / "report.json"
+    path.write_text(path.read_text().replace('"model": "encoder"', '"model": "other"'))
+    with pytest.raises(DataMismatchError, match="have different baselines: encoder, other"):
+        compare_runs(runs)
+    compare_runs(runs[1:])
+
+
 def test_a_run_without_settings_is_refused(write):
     """It may differ from the others in any option."""
     path = write("a") / "report.json"

@@ -155,6 +155,8 @@ def find_files(
         # a row whose language has no script is in that of the file's name
         limit = chosen if any("-" in code for code in chosen) else ()
         files = [file if "-" in (_spelled(file) or "") else dataclasses.replace(file, chosen=limit) for file in kept]
+    for path in chain.from_iterable(file.paths for file in files):
+        check_regular(path)
     check_distinct(file.paths for file in files)
     return files
 
@@ -359,11 +361,11 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
 
 def _member(path: Path, into: str) -> BitextFile | None:
     """What a path in a folder is part of: a file named after its languages, a Moses pair, or a Parquet file."""
-    if path.name.startswith(".") or not path.is_file():
+    if path.name.startswith(".") or path.is_dir():
         return None
     source_lang, target_lang = _named_pair(_stem(path), into)
     if source_lang is None:
-        is_shard = path.suffix == ".parquet" and _is_shard(path)
+        is_shard = path.suffix == ".parquet" and path.is_file() and _is_shard(path)
         return BitextFile(str(path), "parquet", (path,), into=into) if is_shard else None
     if "." + _suffix(path).lower() in FORMATS:
         return BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)

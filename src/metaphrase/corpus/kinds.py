@@ -46,7 +46,8 @@ _SIGNATURES = {
 def check_regular(path: Path) -> None:
     """Check that a path is a file, which can be read more than once."""
     if not path.exists():
-        raise MissingFileError(f"The file {path} does not exist.")
+        what = f"is a link to {path.readlink()}, which does not exist" if path.is_symlink() else "does not exist"
+        raise MissingFileError(f"The file {path} {what}.")
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise CorpusError(f"{path} is a folder, but should be a file.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from metaphrase.corpus.codes import standard_code
+from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.exceptions import DataError, MissingFileError
 
@@ -126,6 +127,8 @@ def files_by_language(
     ]
     if missing := [language for language in wanted if language not in files]:
         raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
+    for language in wanted:
+        check_regular(files[language])
     return {language: files[language] for language in wanted}
 
 

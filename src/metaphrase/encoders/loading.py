@@ -51,7 +51,7 @@ from metaphrase.encoders.installed import (
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import HubError, MetaphraseError, MissingFileError, ModelFileError, UsageError
-from metaphrase.io.arguments import Length, checked
+from metaphrase.io.arguments import Length, PoolingMode, checked
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.hub import download
 from metaphrase.merging import TaskVector, combine
@@ -88,7 +88,7 @@ os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 def load_encoder(
     name_or_path: str | Path,
     *,
-    pooling: str | None = None,
+    pooling: PoolingMode | None = None,
     default_pooling: str = "mean",
     max_length: Length | None = None,
     device: str | None = None,
@@ -116,11 +116,12 @@ def load_encoder(
         ModelFileError: A file is missing, damaged, not readable or outside the folder; weights are missing, superfluous or of
             another shape; the tokenizer is missing or knows no words; an installed model differs from its release.
         NonFiniteError: A weight or an embedding is NaN or infinite.
-        UsageError: The encoder has fewer positions than `max_length`.
+        UsageError: The encoder has fewer positions than `max_length`, or this machine lacks the device.
         MissingFileError: There is no such folder, and no Hub id of this form.
         HubError: The Hub has no such model, denies access to it, or all attempts fail.
     """
-    base, files = _parts(str(name_or_path))
+    _check_device(device)
+    base, files = name_parts(str(name_or_path))
     paths = [vector_file(file) or Path(file) for file in files]
     vectors = [(path, TaskVector.load(path)) for path in paths]
     name, folder = find_folder(base)
@@ -165,8 +166,19 @@ def load_encoder(
     return model
 
 
-def _parts(name: str) -> tuple[str, list[str]]:
-    """The model that a name starts with, and the vectors that are added to it: files, folders, packages or repositories."""
+def _check_device(name: str | None) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"The device {name} cannot be used: {reason}. Pass another, or omit it.") from error
+
+
+def name_parts(name: str) -> tuple[str, list[str]]:
+    """The model that a name starts with, and the vectors that are added to it: files, folders, packages or repositories.
+
+    A folder, package or repository that contains only a vector is split into its base and the vector.
+    """
     base, files = split_vectors(name)
     found, folder = find_folder(base)
     installed = installed_model(base)
@@ -179,7 +191,12 @@ def _parts(name: str) -> tuple[str, list[str]]:
         raise ModelFileError(
             f"The task vector of {base} does not name its base. Load it as BASE + {folder / VECTOR_FILE}."
         )
-    return _parts(PLUS.join([vector.base_name, place, *files]))
+    return name_parts(PLUS.join([vector.base_name, place, *files]))
+
+
+def load_vectors(files: Iterable[str]) -> list[TaskVector]:
+    """Read the task vectors that the name of a model adds, by the names that `split_vectors` or `name_parts` returns."""
+    return [TaskVector.load(vector_file(file) or file) for file in files]
 
 
 def _with_vectors(
@@ -240,7 +257,7 @@ def find_model(name_or_path: str | Path) -> tuple[str, Path]:
     The name of a local folder or of the starter is the path of its folder. A base with task vectors is written to a temporary
     folder, which is deleted at the end of the process.
     """
-    base, files = _parts(str(name_or_path))
+    base, files = name_parts(str(name_or_path))
     return (str(name_or_path), _written(str(name_or_path))) if files else find_folder(base)
 
 
@@ -417,9 +434,10 @@ def own_temperature(name: str | None, prompts: Mapping[str, str]) -> float | Non
 
 def has_pooling(name: str) -> bool:
     """Whether an encoder has a pooling of its own; others, such as ``xlm-roberta-base``, get one when they are loaded."""
-    base, files = _parts(name)
-    vectors = (TaskVector.load(vector_file(file) or file) for file in files)
-    return (find_folder(base)[1] / MODULES_FILE).is_file() or any("pooling" in (one.settings or {}) for one in vectors)
+    base, files = name_parts(name)
+    if (find_folder(base)[1] / MODULES_FILE).is_file():
+        return True
+    return any("pooling" in (one.settings or {}) for one in load_vectors(files))
 
 
 def pooling_of(model: SentenceTransformer) -> str:

@@ -41,9 +41,14 @@ def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> Sentenc
 
     Raises:
         ModelError: The tokenizer is of another kind.
+        UsageError: ``texts`` is a single text.
 
     Reference: Abdaoui et al. 2020, "Load What You Need: Smaller Versions of Multilingual BERT" (SustaiNLP), for WordPiece.
     """
+    if isinstance(texts, str):
+        raise UsageError(
+            "Trimming a vocabulary requires a list of texts, but got one text. Pass many texts in a list."
+        )
     encoder: Any = model[0].auto_model
     backend: Any = getattr(model.tokenizer, "backend_tokenizer", None)
     kind = None if backend is None else type(backend.model).__name__

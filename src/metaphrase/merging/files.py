@@ -86,9 +86,8 @@ def write_vector(
 def read_vector(path: str | Path) -> tuple[dict[str, Tensor], Tensor | None, dict[str, Any]]:
     """Read the differences, the directions and the facts of a file; see `TaskVector.load`."""
     if not Path(path).is_file():
-        raise MissingFileError(
-            f"There is no task vector {path}. Write one with `metaphrase merge BASE TUNED --vector`."
-        )
+        what = f"{path} is a folder, not a task vector" if Path(path).is_dir() else f"There is no task vector {path}"
+        raise MissingFileError(f"{what}. Write one with `metaphrase merge BASE TUNED --vector`.")
     try:
         with safe_open(path, framework="pt") as file:
             content = _content(file.metadata() or {})

@@ -253,13 +253,16 @@ def interpolate(base: _Model, tuned: nn.Module, alpha: Finite) -> _Model:
     return TaskVector.between(base, tuned).apply(base, alpha)
 
 
-def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVector:
+@checked
+def combine(vectors: Sequence[TaskVector], alpha: Finite | None = None) -> TaskVector:
     """Add vectors of one base, to be applied with `alpha`, or else each with its own alpha.
 
     Raises:
         ModelError: The vectors belong to different bases.
-        UsageError: A vector is given twice.
+        UsageError: There is no vector, or one is given twice.
     """
+    if not vectors:
+        raise UsageError("There are no task vectors to add. Pass at least one.")
     changing = [one for one in vectors if one.differences or one.directions is not None]
     if len(changing) > 1 and len(set(map(_digest, changing))) < len(changing):
         raise UsageError(

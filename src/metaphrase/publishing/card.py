@@ -64,7 +64,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
             commit), and `origin` and `license` if they are known.
         merge: How the weights were merged: `alpha`, the weight of what training changed (a list with one for each tuned model
-            if they differ), `tuned`, names of the models, and `chosen`, how alpha was chosen.
+            if they differ), `tuned`, names of the models, `base`, the name of what they were added to (default: the base
+            model), and `chosen`, how alpha was chosen.
         debias: How language identity was removed: number of `directions` and of `languages`, name of the `data`, and
             `chosen`, how the number was chosen.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
@@ -343,7 +344,8 @@ def _merged(merge: Mapping[str, Any] | None) -> str | None:
     if merge is None:
         return None
     chosen = f". {merge['chosen']}" if merge.get("chosen") else ""
-    return f"the weights of the base model plus {change_in_words(merge['alpha'], merge.get('tuned') or ())}{chosen}"
+    base = merge.get("base", "the base model")
+    return f"the weights of {base} plus {change_in_words(merge['alpha'], merge.get('tuned') or ())}{chosen}"
 
 
 def prompts_in_words(model: Any) -> str:

@@ -34,8 +34,10 @@ from metaphrase.encoders.loading import (
     has_vector,
     is_starter,
     load_encoder,
+    load_vectors,
     model_file,
     model_folder,
+    name_parts,
     split_vectors,
 )
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
@@ -311,7 +313,8 @@ def _staging(parent: Path) -> Iterator[Path]:
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
     """The card of a model that is made from another one.
 
-    It has the languages, the recipe, the Hub id and the licence of the other model, and what its card records.
+    It has the languages, the recipe, the Hub id and the licence of the other model, the task vectors that the name adds, and
+    what its card records.
     """
     base, vectors = split_vectors(name)
     card = AlignmentModelCardData(
@@ -319,10 +322,24 @@ def derived_card(model: SentenceTransformer, name: str, **known: Any) -> Alignme
         language=stated(name, "language") or None,
         recipe=stored_recipe(find_folder(base)[1]),
         source=None if vectors or is_starter(name) else card_metadata(name).get("metaphrase"),
-        **known,
+        **{**_additions(name), **known},
     )
     card.base_model, card.base_model_revision = hub_base(model, name)
     return card
+
+
+def _additions(name: str) -> dict[str, Any]:
+    """What the task vectors of a name add to their base, for a card."""
+    base, files = name_parts(name)
+    if not files:
+        return {}
+    vectors = load_vectors(files)
+    alphas, removed = [one.alpha for one in vectors], [one.directions for one in vectors if one.directions is not None]
+    base, *tuned = (Path(one).resolve().name if is_local(one) else one for one in (base, *files))
+    return {
+        "merge": {"base": base, "alpha": alphas[0] if len(set(alphas)) == 1 else alphas, "tuned": tuned},
+        "debias": {"directions": sum(map(len, removed))} if removed else None,
+    }
 
 
 def stored_recipe(folder: Path) -> dict[str, Any] | None:

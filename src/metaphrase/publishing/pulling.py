@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import is_packaged
 from metaphrase.encoders.loading import (
     find_folder,
@@ -17,12 +14,10 @@ from metaphrase.encoders.loading import (
     load_encoder,
     model_file,
     split_vectors,
-    vector_file,
 )
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
-from metaphrase.merging import TaskVector
 from metaphrase.publishing.contents import CARD, weights_digests
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.export import check_destination, derived_card, drafted, how_to_load, part_folders
@@ -71,7 +66,7 @@ def pull(options: PullOptions) -> Pull:
     model, full = load_encoder(options.model, device="cpu"), full_name(options.model)  # before a folder has the name
     name, vectors = split_vectors(options.model)
     source = find_folder(name)[1]
-    card, added = derived_card(model, options.model, **_additions(vectors)), part_folders(options.model)[1:]
+    card, added = derived_card(model, options.model), part_folders(options.model)[1:]
     with drafted(model, options.output_dir, source=source, tuned=added, card=card) as draft:
         text, weights = None, weights_digests(draft.folder)
         describes = not vectors and (not has_vector(source) or is_packaged(source))  # others have a card of the vector
@@ -82,20 +77,6 @@ def pull(options: PullOptions) -> Pull:
             text = _with_weights(text, weights)  # the card has those of the release before it was stored in 4 bits
         draft.publish(text)
     return Pull(full, options.output_dir, weights, versions())
-
-
-def _additions(names: Sequence[str]) -> dict[str, Any]:
-    """What task vectors add to a model, for its card."""
-    vectors = [TaskVector.load(file) for name in names if (file := vector_file(name)) is not None]
-    if not vectors:
-        return {}
-    alphas, removed = [one.alpha for one in vectors], [one.directions for one in vectors if one.directions is not None]
-    alpha = alphas[0] if len(set(alphas)) == 1 else alphas
-    tuned = [Path(name).resolve().name if is_local(name) else name for name in names]
-    return {
-        "merge": {"alpha": alpha, "tuned": tuned},
-        "debias": {"directions": sum(map(len, removed))} if removed else None,
-    }
 
 
 def _with_weights(card: str, weights: Mapping[str, str]) -> str:

@@ -87,7 +87,10 @@ def render_summary(results: Results) -> Table:
     for name, scores in results["scores"].items():
         unlearned = sum(not row.get("learned", True) for row in scores["languages"].values())
         mark = f" (not learned in {unlearned} of {len(scores['languages'])})" if unlearned else ""
-        old = before.get(name, {"groups": {}, "average": None})
+        old = before.get(name, {"languages": {}})
+        if old["languages"].keys() != scores["languages"].keys():  # its means are over other languages
+            pooled = comparisons.get(name, {}).get("pooled")
+            old = {"groups": {}, "average": pooled and {"score": pooled["before"]}}
         rows = [(f"{name}, {group}", row, old["groups"].get(group)) for group, row in scores["groups"].items()]
         for label, new, there in (*rows, (name + mark, scores["average"], old["average"])):
             tested = comparisons.get(name) if new is scores["average"] else None

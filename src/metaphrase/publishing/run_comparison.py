@@ -89,7 +89,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
             nothing.
         MissingFileError: A folder has no report.
         DataError: A report is damaged, or lacks the settings of its run.
-        DataMismatchError: Runs were measured on different test sets.
+        DataMismatchError: Runs were measured on different test sets, or seeds of one configuration have other baselines.
     """
     runs = [Run.read(folder) for folder in dict.fromkeys(map(Path, folders))]
     distinct: dict[tuple[str, int], Run] = {}
@@ -112,6 +112,12 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     for recipe, group in zip(recipes, groups.values(), strict=True):
         label = recipe if recipes.count(recipe) == 1 else str(group[0].folder)
         pairs = [(_reference(run, runs, base), run.after) for run in group]
+        names = {str(one.get("model")) for before, _ in pairs for one in before.values()}
+        if base is None and len(names) > 1:
+            raise DataMismatchError(
+                f"The reports of {', '.join(str(run.folder) for run in group)} have different baselines: "
+                f"{', '.join(sorted(names))}. Repeat `metaphrase report` with the same --baseline."
+            )
         for test in dict.fromkeys(test for _, after in pairs for test in after):
             if any(test not in side for pair in pairs for side in pair):
                 raise DataMismatchError(f"Not all runs were measured on {test}. Pass the same --test folders to each.")

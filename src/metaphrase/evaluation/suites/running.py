@@ -18,7 +18,7 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import encoder_files, find_folder, load_encoder, split_vectors
+from metaphrase.encoders.loading import encoder_files, find_folder, load_encoder, load_vectors, split_vectors
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
@@ -318,7 +318,9 @@ def _find_encoders(names: Sequence[str], baseline: str | None) -> None:
     """Refuse a name that denotes no encoder before another encoder is measured."""
     baselines = [] if baseline is None or baseline.endswith(".json") else [baseline]
     for name in (*names, *baselines):
-        find_folder(split_vectors(name)[0])
+        base, files = split_vectors(name)
+        find_folder(base)
+        load_vectors(files)
 
 
 def find_benchmarks(
@@ -532,7 +534,7 @@ def measure_all(
         )
         note(f"  {averages} ({'cached' if plan[number - 1] is None else _duration(content['seconds'])})")
     if not scores:
-        reasons = [f"{name}: {reason}" for name, reason in (skipped | failed).items()]
+        reasons = [f"{name}: {reason.removesuffix('.')}" for name, reason in (skipped | failed).items()]
         raise DataError(f"Nothing could be measured with {subject.name}: {'; '.join(reasons)}.")
     return {
         "model": subject.name,
