@@ -66,6 +66,7 @@ PARSED_ONLY = {
     r"--suite all": "fine-tunes for minutes; tests/evaluation and tests/cli/test_evaluate.py run its parts",
     r"metaphrase compare": "reads finished runs; tests/publishing/test_run_comparison.py runs it",
     r"--executor": "other processes load the real starter; tests/mining/test_engine.py and test_ray.py run it",
+    r"--model out/aligner": "scripts/train_aligner.py trains the encoder; tests/cli/test_align.py aligns by embeddings",
     r"scripts/release\.py": "trains for minutes; tests/scripts/test_release.py runs it",
     r"scripts/ablations\.py": "trains for days; tests/scripts/test_ablations.py runs it",
     r"scripts/evidence\.py": "trains for days; tests/scripts/test_evidence.py runs it",
@@ -488,7 +489,7 @@ def shell(world, index, monkeypatch, tmp_path):
             assert words[1] == ".venv/bin/activate"
             assert (venv / "bin" / "activate").is_file()
         else:
-            command = ["bash", "-euc", line.line]
+            command = ["bash", "-euc", line.line.replace(".venv/", f"{venv}/")]
             done = subprocess.run(
                 command, env=outer | environment, capture_output=True, text=True, check=False, timeout=900
             )
