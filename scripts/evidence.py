@@ -9,7 +9,8 @@
 ``configs/evidence.yaml``, or another file with ``--config``, lists the recipes and names the page. A cell is a recipe with a
 seed. Its stages are the training, the choice of the weight alpha on development data under guards, and each benchmark, for
 the encoder as trained, merged with the starter by alpha, and, if the recipe has one, in the form of its release. The starter
-is measured with and without its prompt.
+is measured with and without its prompt. With ``--debias``, directions of language identity are removed before alpha is chosen,
+and only merged encoders are measured.
 
 The result of each stage is a JSON file under ``scripts/results/evidence``, or a folder named after another configuration; a
 stage is skipped if the file exists with the same settings. A killed program loses at most one stage, whose embeddings are
@@ -61,7 +62,7 @@ from metaphrase.io.files import DEMO
 from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.merging import TaskVector
-from metaphrase.publishing.debiasing import debias, parallel_texts
+from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, parallel_texts
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.corpora import read_bitext, with_columns
 from metaphrase.training.demo import demo_settings
@@ -167,7 +168,9 @@ class Evidence:
             raise UsageError("--bf16 needs a CPU with instructions for bfloat16, or --device cuda.")
         self.options = options
         layers = f"-top{options.reinitialise}" if options.reinitialise else ""
-        self.name = f"{Path(options.model).name}{layers}-{options.steps}x{options.batch_size}{'-bf16' * options.bf16}"
+        debiased = f"-debias{options.debias}" if options.debias else ""
+        size = f"{options.steps}x{options.batch_size}"
+        self.name = f"{Path(options.model).name}{layers}-{size}{'-bf16' * options.bf16}{debiased}"
         self.folder = options.results / self.name
         self.work = Path(options.work_dir)
         self.cells = load_cells(options, self.folder)
@@ -248,6 +251,11 @@ class Evidence:
         return {path.name: files_sha256(path.glob("*dev*")) for path in self.guard_folders}
 
     @property
+    def directions(self) -> dict[str, int]:
+        """The directions that are removed from merged encoders, if any, for the settings of results."""
+        return {"directions": self.options.debias} if self.options.debias else {}
+
+    @property
     def precision(self) -> dict[str, bool]:
         """The precision, if it is not float32, for the settings of results."""
         return {"bf16": True} if self.options.bf16 else {}
@@ -272,7 +280,19 @@ class Evidence:
 
     def alpha_settings(self, vector: str | None) -> dict[str, Any]:
         """The settings that determine the choice of alpha."""
-        return {"vector": vector, "alphas": ALPHAS, "guards": self.guard_digests, "corpus": self.corpus_digest}
+        settings = {"vector": vector, "alphas": ALPHAS, "guards": self.guard_digests, "corpus": self.corpus_digest}
+        return settings | self.directions
+
+    def encoder_settings(
+        self, cell: Cell, variant: str, vector: str | None, alpha: float | None
+    ) -> dict[str, Any]:
+        """What determines an encoder of a cell, given the digest of its task vector and the chosen alpha."""
+        settings: dict[str, Any] = {"vector": vector, "variant": variant}
+        if variant == "raw":
+            return settings | {"alpha": 1.0}
+        if variant == "released" and cell.release is not None:
+            return settings | {"alpha": cell.release["merge"], "directions": cell.release["debias"]}
+        return settings | {"alpha": alpha} | self.directions
 
     def measured_settings(self, benchmark: Benchmark, **encoder: Any) -> dict[str, Any]:
         """The settings that determine the results of a benchmark."""
@@ -303,7 +323,7 @@ class Evidence:
         for variant in cell.variants:
             if variant == "merged" and chosen and chosen["alpha"] == 0:
                 continue  # the starter
-            encoder = encoder_settings(cell, variant, vector, chosen and chosen["alpha"])
+            encoder = self.encoder_settings(cell, variant, vector, chosen and chosen["alpha"])
             for benchmark in tier:
                 if kept(result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)) is None:
                     stages.append((variant, benchmark))
@@ -367,9 +387,7 @@ class Evidence:
         started = time.perf_counter()
         vector = self.vector_path(cell)
         gain, guards = self.guards
-        curve = choose_alpha(
-            self.start, TaskVector.load(vector), gain, guards, alphas=ALPHAS, finish=self.with_prompts
-        )
+        curve = choose_alpha(self.start, TaskVector.load(vector), gain, guards, alphas=ALPHAS, finish=self.finished)
         content = {
             "settings": self.alpha_settings(file_sha256(vector)),
             "alpha": curve.alpha,
@@ -377,6 +395,12 @@ class Evidence:
         }
         content |= {"seconds": round(time.perf_counter() - started, 1), "hardware": hardware(), "versions": versions()}
         write_part(cell.folder / "alpha.json", content)
+
+    def finished(self, model: SentenceTransformer) -> SentenceTransformer:
+        """A merged encoder as it is measured when alpha is chosen, its directions estimated on a sample of the texts."""
+        if self.options.debias:
+            model, _ = debias(model, parallel_texts(most=SAMPLED_TEXTS), self.options.debias)
+        return self.with_prompts(model)
 
     def with_prompts(self, model: SentenceTransformer) -> SentenceTransformer:
         """A merged encoder with the prompts of a merged release."""
@@ -501,7 +525,7 @@ class Evidence:
         for variant in cell.variants:
             if variant == "merged" and ("alpha", None) in missing:
                 continue
-            encoder = encoder_settings(cell, variant, facts and facts["vector"], chosen and chosen["alpha"])
+            encoder = self.encoder_settings(cell, variant, facts and facts["vector"], chosen and chosen["alpha"])
             todo = [benchmark for one, benchmark in missing if one == variant and benchmark]
             model = self.encoder(cell, encoder) if todo else self.start
             for benchmark in todo:
@@ -623,14 +647,6 @@ def result_path(cell: Cell, variant: str, benchmark: Benchmark) -> Path:
     return cell.folder / variant / file_name(benchmark)
 
 
-def encoder_settings(cell: Cell, variant: str, vector: str | None, alpha: float | None) -> dict[str, Any]:
-    """What determines an encoder of a cell, given the digest of its task vector and the chosen alpha."""
-    if variant == "released" and cell.release is not None:
-        settings = {"alpha": cell.release["merge"], "directions": cell.release["debias"]}
-        return {"vector": vector, "variant": variant, **settings}
-    return {"vector": vector, "variant": variant, "alpha": 1.0 if variant == "raw" else alpha}
-
-
 def sib200_languages(folder: Path, trained_on: Sequence[str]) -> tuple[str, ...]:
     """The languages of SIB-200 that are measured: those of the bitext, and others that are evenly spaced over all."""
     available = [code for code in topic_files(folder) if code != ENGLISH]
@@ -684,6 +700,14 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--suites", nargs="+", choices=suites, default=suites, help="Suites to measure (default: all)."
     )
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="Default: all.")
+    parser.add_argument(
+        "--debias",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Remove N directions of language identity before alpha is chosen, and measure only merged encoders "
+        "(default: 0); the results are a setting of their own.",
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument(
@@ -717,6 +741,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
     parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
     options = parser.parse_args(argv)
+    if options.debias:
+        options.variants = ["merged"]
     if options.results is None:
         # The page of the documentation shows the results of the repository only.
         options.page = options.page or ROOT / yaml.safe_load(options.config.read_text(encoding="utf-8"))["page"]

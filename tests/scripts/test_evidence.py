@@ -179,6 +179,28 @@ def test_results_in_bfloat16_are_a_setting_of_their_own(script, argv, monkeypatc
         script.Evidence(script.parsed([*argv, "--bf16"]))
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("all_of_it")
+def test_alpha_is_chosen_without_directions_of_language_identity(script, argv, monkeypatch):
+    monkeypatch.setattr(script, "ALPHAS", (0.0, 1.0))
+    argv += ["--debias", "2", "--only", "tr", "--seeds", "0"]
+    removed, real = [], script.debias
+
+    def debias(model, texts, directions):
+        removed.append(directions)
+        return real(model, texts, directions)
+
+    monkeypatch.setattr(script, "debias", debias)
+    assert script.main(argv) == 0
+    assert removed == [2] * 4  # for both weights, and for both groups of benchmarks
+    evidence = script.Evidence(script.parsed(argv))
+    assert evidence.name.endswith("-2x8-debias2")
+    (cell,) = evidence.cells
+    assert {path.name for path in cell.folder.iterdir()} == {"train.json", "alpha.json", "merged"}
+    assert read_part(cell.folder / "merged" / "stsb.json")["settings"]["directions"] == 2
+    assert read_part(cell.folder / "alpha.json")["settings"]["directions"] == 2
+
+
 def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkeypatch):
     timed = []
 
