@@ -9,8 +9,8 @@
 ``configs/evidence.yaml``, or another file with ``--config``, lists the recipes and names the page. A cell is a recipe with a
 seed. Its stages are the training, the choice of the weight alpha on development data under guards, and each benchmark, for
 the encoder as trained, merged with the starter by alpha, and, if the recipe has one, in the form of its release. The starter
-is measured with and without its prompt. With ``--debias``, directions of language identity are removed before alpha is chosen,
-and only merged encoders are measured.
+is measured with and without its prompt. With ``--debias``, alpha is chosen without some directions of language identity, and
+only merged encoders are measured, without these directions.
 
 The result of each stage is a JSON file under ``scripts/results/evidence``, or a folder named after another configuration; a
 stage is skipped if the file exists with the same settings. A killed program loses at most one stage, whose embeddings are
@@ -283,9 +283,7 @@ class Evidence:
         settings = {"vector": vector, "alphas": ALPHAS, "guards": self.guard_digests, "corpus": self.corpus_digest}
         return settings | self.directions
 
-    def encoder_settings(
-        self, cell: Cell, variant: str, vector: str | None, alpha: float | None
-    ) -> dict[str, Any]:
+    def encoder_settings(self, cell: Cell, variant: str, vector: str | None, alpha: float | None) -> dict[str, Any]:
         """What determines an encoder of a cell, given the digest of its task vector and the chosen alpha."""
         settings: dict[str, Any] = {"vector": vector, "variant": variant}
         if variant == "raw":

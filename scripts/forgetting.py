@@ -95,6 +95,9 @@ TERMS: dict[str, list[dict[str, Any]]] = {
     "anchor, weight 1": [{"objective": "anchor", "weight": 1.0, "args": {"sides": "both"}}],
     "anchor, weight 10": [{"objective": "anchor", "weight": 10.0, "args": {"sides": "both"}}],
     "anchor of tokens": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "both", "level": "tokens"}}],
+    "anchor to targets, weight 10": [
+        {"objective": "anchor", "weight": 10.0, "args": {"sides": "both", "toward": "target"}}
+    ],
     "interpolated anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "interpolated"}}],
     "similarities, weight 100": [{"objective": "similarity-preservation", "weight": 100.0, "args": {"sides": "both"}}],
     "similarities, weight 1000": [

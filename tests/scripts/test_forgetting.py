@@ -104,7 +104,7 @@ def test_recipes_are_chosen_by_name_or_part_of_a_name(script):
         return [f"{cell.name}, seed {cell.seed}" for cell in script.chosen(cells, only)]
 
     assert names("tau=0.02, anchor") == ["tau=0.02, anchor, seed 1", "tau=0.02, anchor, seed 2"]
-    assert len(names("tau=0.02, anch", "tau=0.01, nothing")) == 2 * 4 + 2
+    assert len(names("tau=0.02, anch", "tau=0.01, nothing")) == 2 * 5 + 2
     with pytest.raises(UsageError, match=r"No recipe of the grid contains 'tau=9' \(--only\)"):
         names("tau=9")
 
