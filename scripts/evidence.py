@@ -740,6 +740,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
     options = parser.parse_args(argv)
     if options.debias:
+        if options.variants not in (list(VARIANTS), ["merged"]):
+            parser.error("--debias measures merged encoders only. Omit --variants.")
         options.variants = ["merged"]
     if options.results is None:
         # The page of the documentation shows the results of the repository only.

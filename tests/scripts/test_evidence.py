@@ -199,6 +199,8 @@ def test_alpha_is_chosen_without_directions_of_language_identity(script, argv, m
     assert {path.name for path in cell.folder.iterdir()} == {"train.json", "alpha.json", "merged"}
     assert read_part(cell.folder / "merged" / "stsb.json")["settings"]["directions"] == 2
     assert read_part(cell.folder / "alpha.json")["settings"]["directions"] == 2
+    with pytest.raises(SystemExit):
+        script.parsed([*argv, "--variants", "raw"])
 
 
 def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkeypatch):
