@@ -304,7 +304,7 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
                 lines += ["", f"### {words}, against {of}", *_difference_tables(trained, table)]
     if stored.alphas:
         lines += ["", "### Choice of alpha on dev data", "", *_alpha_table(stored, trained)]
-    if claims:
+    if any(variant == "raw" for own in stored.scores.values() for _, variant, _ in own) and claims:
         lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
     if any(name.startswith(GROUP) for name in stored.scores):
         lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
