@@ -9,8 +9,8 @@
 ``configs/evidence.yaml``, or another file with ``--config``, lists the recipes and names the page. A cell is a recipe with a
 seed. Its stages are the training, the choice of the weight alpha on development data under guards, and each benchmark, for
 the encoder as trained, merged with the starter by alpha, and, if the recipe has one, in the form of its release. The starter
-is measured with and without its prompt. With ``--debias``, alpha is chosen without some directions of language identity, and
-only merged encoders are measured, without these directions.
+is measured with and without its prompt. With ``--debias``, alpha is chosen without some directions of language identity, in
+steps of 0.1 and with a guard on answers, and only merged encoders are measured, without these directions.
 
 The result of each stage is a JSON file under ``scripts/results/evidence``, or a folder named after another configuration; a
 stage is skipped if the file exists with the same settings. A killed program loses at most one stage, whose embeddings are
@@ -49,6 +49,7 @@ from metaphrase.encoders.adapters import shared_copy
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import LabelledData, spread
+from metaphrase.evaluation.guards import ALPHAS as FINE_ALPHAS
 from metaphrase.evaluation.guards import Guard, choose_alpha, data_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import ENGLISH, sib200_code, topic_files
@@ -62,6 +63,7 @@ from metaphrase.io.files import DEMO
 from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.merging import TaskVector
+from metaphrase.modeling.precision import bfloat16
 from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, parallel_texts
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.corpora import read_bitext, with_columns
@@ -77,6 +79,8 @@ ROOT = Path(__file__).parents[1]
 LENGTH = 32
 #: Folders of the data whose development parts must not get worse when alpha is chosen, in addition to similarity structure.
 GUARDS = ("stsb",)
+#: The same with ``--debias``: removing directions costs answers within a language.
+DEBIASED_GUARDS = ("stsb", "mlqa")
 #: Languages of SIB-200 that are measured in addition to those of the bitext, evenly spaced over all.
 OTHER_LANGUAGES = 40
 #: Samples of suites. Word alignment has fewer pairs: with a sample, it does not tune its settings.
@@ -243,12 +247,18 @@ class Evidence:
     @property
     def guard_folders(self) -> list[Path]:
         """Folders of the guards that the data have."""
-        return [path for name in GUARDS if (path := Path(self.options.data) / name).is_dir()]
+        names = DEBIASED_GUARDS if self.options.debias else GUARDS
+        return [path for name in names if (path := Path(self.options.data) / name).is_dir()]
 
     @cached_property
     def guard_digests(self) -> dict[str, str]:
         """Digest of the development data of each guard."""
         return {path.name: files_sha256(path.glob("*dev*")) for path in self.guard_folders}
+
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        """The weights that alpha is chosen from."""
+        return FINE_ALPHAS if self.options.debias else ALPHAS
 
     @property
     def directions(self) -> dict[str, int]:
@@ -280,8 +290,9 @@ class Evidence:
 
     def alpha_settings(self, vector: str | None) -> dict[str, Any]:
         """The settings that determine the choice of alpha."""
-        settings = {"vector": vector, "alphas": ALPHAS, "guards": self.guard_digests, "corpus": self.corpus_digest}
-        return settings | self.directions
+        settings = {"vector": vector, "alphas": self.alphas, "guards": self.guard_digests}
+        settings["corpus"] = self.corpus_digest
+        return settings | (self.directions | self.precision if self.options.debias else {})
 
     def encoder_settings(self, cell: Cell, variant: str, vector: str | None, alpha: float | None) -> dict[str, Any]:
         """What determines an encoder of a cell, given the digest of its task vector and the chosen alpha."""
@@ -384,8 +395,13 @@ class Evidence:
         """Choose the weight of the task vector on development data, and store it with its curve."""
         started = time.perf_counter()
         vector = self.vector_path(cell)
-        gain, guards = self.guards
-        curve = choose_alpha(self.start, TaskVector.load(vector), gain, guards, alphas=ALPHAS, finish=self.finished)
+        debiased = bool(self.options.debias)
+        change = TaskVector.load(vector)
+        with bfloat16(self.start, enabled=debiased and self.options.bf16):
+            gain, guards = self.guards
+            curve = choose_alpha(
+                self.start, change, gain, guards, alphas=self.alphas, finish=self.finished, complete=not debiased
+            )
         content = {
             "settings": self.alpha_settings(file_sha256(vector)),
             "alpha": curve.alpha,
@@ -397,7 +413,8 @@ class Evidence:
     def finished(self, model: SentenceTransformer) -> SentenceTransformer:
         """A merged encoder as it is measured when alpha is chosen, its directions estimated on a sample of the texts."""
         if self.options.debias:
-            model, _ = debias(model, parallel_texts(most=SAMPLED_TEXTS), self.options.debias)
+            with bfloat16(model, enabled=False):
+                model, _ = debias(model, parallel_texts(most=SAMPLED_TEXTS), self.options.debias)
         return self.with_prompts(model)
 
     def with_prompts(self, model: SentenceTransformer) -> SentenceTransformer:

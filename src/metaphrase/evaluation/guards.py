@@ -258,6 +258,7 @@ def choose_alpha(
     alphas: Sequence[float] = ALPHAS,
     finish: Callable[[Any], Any] = lambda model: model,
     advance: Callable[[int], None] = lambda n: None,
+    complete: bool = True,
 ) -> AlphaCurve:
     """Measure gain and cost of a task vector at several weights, and choose one by `RULE`.
 
@@ -269,6 +270,8 @@ def choose_alpha(
         alphas: The weights.
         finish: Applied to a merged encoder before it is measured, as before its release; with weight 0 to the base.
         advance: Called with 1 after each weight.
+        complete: Measure all weights. Otherwise, those after the first one above 0 whose guards do not hold are skipped,
+            which does not change the choice.
     """
     points: list[dict[str, Any]] = []
     for alpha in sorted({0.0, *alphas}):
@@ -277,6 +280,8 @@ def choose_alpha(
         holds = all(row["holds"] for row in rows.values())
         points.append({"alpha": alpha, "gain": gain.measure(model), "guards": rows, "holds": holds})
         advance(1)
+        if alpha and not holds and not complete:
+            break
     # `finish` alone may break a guard, as by removing directions: alpha 0 does not decide about the others.
     allowed = [*filter(itemgetter("holds"), points[:1]), *takewhile(itemgetter("holds"), points[1:])]
     best = max(allowed or points[:1], key=lambda point: point["gain"]["difference"])
