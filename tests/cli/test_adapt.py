@@ -287,6 +287,11 @@ def test_a_refused_adaptation_changes_no_data(command, trained, tmp_path, capsys
     assert {path: path.read_bytes() for path in data} == data
 
 
+def test_the_limit_of_the_structure_reaches_the_run(command, trained):
+    assert main([*command, "--max_structure_loss", "100"]) == 0
+    assert [config.max_structure_loss for config in trained] == [100]
+
+
 def test_a_folder_in_use_is_left_alone(command, trained, tmp_path, capsys, fault):
     child = holder(tmp_path / "out", tmp_path / "log")
     status = main(command)

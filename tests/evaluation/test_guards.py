@@ -65,6 +65,11 @@ def test_the_rule(linear, gains, held):
         for at, one in enumerate(held)
     ]
     curve = choose_alpha(base, vector, guard("dev", rows), guards)
+    short = choose_alpha(base, vector, guard("dev", rows), guards, complete=False)
+    assert (short.alpha, short.gains) == (curve.alpha, curve.gains)
+    assert short.points == curve.points[: len(short.points)]
+    assert all(point["holds"] for point in short.points[1:-1])
+    assert len(short.points) == len(curve.points) or not short.points[-1]["holds"]
     allowed = [0.0] if all(one[0] for one in held) else []
     for at, alpha in enumerate(ALPHAS[1:], 1):
         if not all(one[at] for one in held):

@@ -182,7 +182,7 @@ def test_results_in_bfloat16_are_a_setting_of_their_own(script, argv, monkeypatc
 @pytest.mark.long
 @pytest.mark.usefixtures("all_of_it")
 def test_alpha_is_chosen_without_directions_of_language_identity(script, argv, monkeypatch):
-    monkeypatch.setattr(script, "ALPHAS", (0.0, 1.0))
+    monkeypatch.setattr(script, "FINE_ALPHAS", (0.0, 1.0))
     argv += ["--debias", "2", "--only", "tr", "--seeds", "0"]
     removed, real = [], script.debias
 
@@ -198,7 +198,8 @@ def test_alpha_is_chosen_without_directions_of_language_identity(script, argv, m
     (cell,) = evidence.cells
     assert {path.name for path in cell.folder.iterdir()} == {"train.json", "alpha.json", "merged"}
     assert read_part(cell.folder / "merged" / "stsb.json")["settings"]["directions"] == 2
-    assert read_part(cell.folder / "alpha.json")["settings"]["directions"] == 2
+    settings = read_part(cell.folder / "alpha.json")["settings"]
+    assert (settings["directions"], settings["alphas"]) == (2, [0.0, 1.0])
     with pytest.raises(SystemExit):
         script.parsed([*argv, "--variants", "raw"])
 

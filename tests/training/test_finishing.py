@@ -117,6 +117,17 @@ def test_similarity_structure_covers_languages_of_the_dev_sets(start, trained, d
 
 
 @pytest.mark.usefixtures("small")
+def test_the_limit_of_the_structure_decides_about_the_weight(start, trained, dev, tmp_path):
+    """Every weight of an unlimited loss is allowed, and none of no loss at all."""
+    options = {"model": str(start), "merge": "auto", "output_dir": str(tmp_path)}
+    for limit, held in ((100, {True}), (0, {False})):
+        config = RunConfig(**options, max_structure_loss=limit)
+        curve = finish(trained, config, pooling="cls", dev=dev).curve
+        assert curve is not None
+        assert {point["holds"] for point in curve.points[1:]} == held
+
+
+@pytest.mark.usefixtures("small")
 def test_guards_with_many_texts_are_not_measured_during_training(start, dev, sts, monkeypatch, caplog):
     original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start), guard=[str(sts)])
     count = len(load_guard_data(sts, "dev", halved=True).texts)

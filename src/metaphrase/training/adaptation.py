@@ -32,10 +32,10 @@ from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.evaluation.compare import languages_in_words, verdict_shown
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
-from metaphrase.evaluation.guards import AlphaCurve
+from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
-from metaphrase.io.arguments import Directions, MergeWeight, Range, Seed, Weight, checked
+from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.files import PACKAGED_DATA, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
@@ -98,6 +98,11 @@ class AdaptationConfig:
     )
     guard: list[str] = option(
         [], f"Folders of data on which the release must not get worse, with different names: {GUARD_FOLDERS}."
+    )
+    max_structure_loss: AtLeast0 = option(
+        MAX_STRUCTURE_LOSS,
+        "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. With labelled data "
+        "in --guard, 100 leaves the decision to these.",
     )
     debias: Directions = option(
         20,
@@ -366,6 +371,7 @@ class Adaptation:
             data_license=self.config.data_license,
             merge=self.config.merge,
             guard=self.config.guard,
+            max_structure_loss=self.config.max_structure_loss,
             debias=self.config.debias,
             seed=self.config.seed,
             max_steps=plan.max_steps,

@@ -18,8 +18,10 @@ from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
+from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import (
+    AtLeast0,
     Count,
     CountOr0,
     Directions,
@@ -105,6 +107,11 @@ class RunOptions:
         [],
         "Folders of data on which the release must not get worse, measured before and after training (--test), during "
         f"training (--dev), and by --merge auto and --debias auto; they need different names: {GUARD_FOLDERS}.",
+    )
+    max_structure_loss: AtLeast0 = option(
+        MAX_STRUCTURE_LOSS,
+        "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. With labelled data "
+        "in --guard, 100 leaves the decision to these.",
     )
     debias: str = option(  # likewise
         0,

@@ -86,7 +86,8 @@ def release_guards(
     Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no item; halves of one file
     may share texts, such as paragraphs. Similarity structure also covers languages of ``dev``.
     """
-    return [structure_guard(original, _structure_texts(part, dev)), *_label_guards(original, config, part)]
+    structure = structure_guard(original, _structure_texts(part, dev), max_loss=config.max_structure_loss)
+    return [structure, *_label_guards(original, config, part)]
 
 
 def training_guards(original: SentenceTransformer, config: RunConfig, dev: Mapping[str, ParallelSet]) -> list[Guard]:
