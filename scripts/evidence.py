@@ -46,6 +46,7 @@ from stored_results import reports_errors
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.adapters import shared_copy
+from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import LabelledData, spread
@@ -64,7 +65,7 @@ from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.merging import TaskVector
 from metaphrase.modeling.precision import bfloat16
-from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, parallel_texts
+from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, embed_languages, parallel_texts
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.corpora import read_bitext, with_columns
 from metaphrase.training.demo import demo_settings
@@ -413,8 +414,9 @@ class Evidence:
     def finished(self, model: SentenceTransformer) -> SentenceTransformer:
         """A merged encoder as it is measured when alpha is chosen, its directions estimated on a sample of the texts."""
         if self.options.debias:
+            embeddings = embed_languages(model, parallel_texts(most=SAMPLED_TEXTS))
             with bfloat16(model, enabled=False):
-                model, _ = debias(model, parallel_texts(most=SAMPLED_TEXTS), self.options.debias)
+                model = without_directions(model, language_directions(embeddings, self.options.debias)[0])
         return self.with_prompts(model)
 
     def with_prompts(self, model: SentenceTransformer) -> SentenceTransformer:

@@ -184,15 +184,15 @@ def test_results_in_bfloat16_are_a_setting_of_their_own(script, argv, monkeypatc
 def test_alpha_is_chosen_without_directions_of_language_identity(script, argv, monkeypatch):
     monkeypatch.setattr(script, "FINE_ALPHAS", (0.0, 1.0))
     argv += ["--debias", "2", "--only", "tr", "--seeds", "0"]
-    removed, real = [], script.debias
-
-    def debias(model, texts, directions):
-        removed.append(directions)
-        return real(model, texts, directions)
-
-    monkeypatch.setattr(script, "debias", debias)
+    removed = []
+    for name in ("debias", "language_directions"):
+        real = getattr(script, name)
+        monkeypatch.setattr(
+            script, name, lambda *args, name=name, real=real: removed.append((name, args[-1])) or real(*args)
+        )
     assert script.main(argv) == 0
-    assert removed == [2] * 4  # for both weights, and for both groups of benchmarks
+    # For both weights, and for both groups of benchmarks.
+    assert removed == [("language_directions", 2)] * 2 + [("debias", 2)] * 2
     evidence = script.Evidence(script.parsed(argv))
     assert evidence.name.endswith("-2x8-debias2")
     (cell,) = evidence.cells
