@@ -322,7 +322,7 @@ def _alpha_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     rows, names = [], []
     for recipe in recipes:
         curves = [curve for (name, _), curve in stored.alphas.items() if name == recipe]
-        points = [next(point for point in curve["points"] if point["alpha"] == first) for curve in curves]
+        points = [point for curve in curves for point in curve["points"] if point["alpha"] == first]
         if points:
             names = list(points[0]["guards"])
             cells = [[point["gain"], *point["guards"].values()] for point in points]
