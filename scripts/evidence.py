@@ -69,7 +69,7 @@ from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, embed_languag
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.corpora import read_bitext, with_columns
 from metaphrase.training.demo import demo_settings
-from metaphrase.training.finishing import ALPHAS, encoded_texts, release_guards
+from metaphrase.training.finishing import encoded_texts, release_guards
 from metaphrase.training.planning import step_seconds
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs
@@ -78,6 +78,8 @@ ROOT = Path(__file__).parents[1]
 
 #: Pieces of a sentence that every recipe reads at most.
 LENGTH = 32
+#: Weights that alpha is chosen from.
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Folders of the data whose development parts must not get worse when alpha is chosen, in addition to similarity structure.
 GUARDS = ("stsb",)
 #: The same with ``--debias``: removing directions costs answers within a language.

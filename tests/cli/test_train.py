@@ -174,7 +174,7 @@ def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, capsys):
     assert status == 0
     curve = json.loads((output / "alpha.json").read_text())
     assert (output / "alpha.png").is_file()
-    assert [point["alpha"] for point in curve["points"]] == [0, 0.25, 0.5, 0.75, 1]
+    assert [point["alpha"] for point in curve["points"]] == [0, 0.1, 0.25, 0.5, 0.75, 1]
     assert curve["points"][0]["guards"].keys() == {"similarity structure", "sts"}
     assert not curve["gains"]  # at this learning rate
     facts = json.loads((output / "run.json").read_text())["merge"]

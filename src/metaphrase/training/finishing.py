@@ -40,8 +40,9 @@ from metaphrase.training.configuration import RunConfig
 
 logger = logging.getLogger(__name__)
 
-#: Weights of the trained encoder that ``merge: auto`` measures.
-ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+#: Weights of the trained encoder that ``merge: auto`` measures. Guards may hold at large weights if a term keeps the encoder
+#: close to the original one, and without such a term only at the smallest weight.
+ALPHAS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 #: Maximum numbers when each weight is measured: items per language of a guard, and dev pairs of all languages.
 GUARD_ITEMS, DEV_PAIRS = 100, 1000
 #: What the number of directions of language identity is chosen by, in words.
