@@ -216,7 +216,7 @@ class Stored:
 
     @classmethod
     def read(cls, folder: Path) -> Stored:
-        """Read a folder. Results of other weights than those of the last training run are skipped."""
+        """Read a folder. Results of other weights than those of the last training run, or of another alpha, are skipped."""
         training, alphas, scores, machines = {}, {}, {}, set()
         for path in sorted(folder.glob("*/seed*/train.json")):
             cell = path.parent.parent.name, int(path.parent.name.removeprefix("seed"))
@@ -233,6 +233,8 @@ class Stored:
             recipe, *seed = path.parent.parent.relative_to(folder).parts
             cell = recipe, int(seed[0].removeprefix("seed")) if seed else -1
             if seed and content["settings"]["vector"] != training.get(cell, {}).get("vector"):
+                continue
+            if path.parent.name == "merged" and content["settings"].get("alpha") != alphas.get(cell, {}).get("alpha"):
                 continue
             machines.add(machine(content))
             where = [content["settings"].get(key) for key in ("benchmark", "data", "revision")]

@@ -430,10 +430,10 @@ def stored(table, script, tmp_path):
     folder = tmp_path / "results" / "starter-100x64"
     machine = {"cpus": 2, "machine": "x86_64", "threads": 1}
 
-    def measured(path, level, vector=None, lower=False):
+    def measured(path, level, vector=None, lower=False, **settings):
         blocks = " ".join(f"{level + value:.2f}" for value in np.sin(np.arange(100)))
         score = {"score": level, "lower_is_better": lower, "blocks": blocks}
-        settings = {"vector": vector}
+        settings = {"vector": vector, **settings}
         script.write_part(path, {"settings": settings, "hardware": machine, "scores": {path.stem: score}})
 
     times = {"seconds": {"tr": 4.0, "dap": 8.0}, "hardware": machine}
@@ -452,7 +452,8 @@ def stored(table, script, tmp_path):
             script.write_part(cell / "alpha.json", {"settings": {"vector": "v"}, "alpha": 0.5, "curve": curve})
             measured(cell / "raw" / "tatoeba.json", 80 + gain + 0.1 * seed, "v")
             measured(cell / "raw" / "stsb.json", 81 - 0.1 * (seed - 1), "v")
-            measured(cell / "merged" / "tatoeba.json", 70, "other weights")
+            measured(cell / "merged" / "tatoeba.json", 70, "other weights", alpha=0.5)
+            measured(cell / "merged" / "stsb.json", 70, "v", alpha=0.25)
     for prompt, level in (("prompt", 75), ("plain", 80)):
         measured(folder / "starter" / prompt / "tatoeba.json", level)
         measured(folder / "starter" / prompt / "stsb.json", 81)
@@ -472,7 +473,7 @@ def test_the_page_shows_what_is_kept(table, stored, tmp_path):
     assert "at alpha 0.5, the smallest one above 0" in text
     assert "| recipe | chosen alpha | translations | stsb |" in text
     assert "| `dap` | 0.5, 0.5, 0.5 | +2.5 | -0.5 |" in text
-    assert "### Merged" not in text  # it was measured with other weights than those that are kept
+    assert "### Merged" not in text  # it was measured with other weights or another alpha than those that are kept
     assert "| DAP, tables 7 and 8 | tatoeba | `dap` above `tr` | +3.0 [+3.0, +3.0] | 3 | confirmed |" in text
     assert "\n\nNot measured: DAP, tables 7 and 8 (tatoeba: `dap` above `tr+tlm`); DAP, table 2 (" in text
     assert (tmp_path / "evidence" / "starter-100x64.svg").read_text().count("dap") > 0
