@@ -335,8 +335,8 @@ def _alpha_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
 
 def _mean_difference(found: Sequence[Mapping[str, Any]]) -> str:
     """The mean of some differences, or a single one with its interval."""
-    interval = " [{:+.1f}, {:+.1f}]".format(*found[0]["interval"]) if len(found) == 1 else ""
-    return f"{fmean(one['difference'] for one in found) + 0.0:+.1f}{interval}"
+    interval = " [{:+z.1f}, {:+z.1f}]".format(*found[0]["interval"]) if len(found) == 1 else ""
+    return f"{fmean(one['difference'] for one in found):+z.1f}{interval}"
 
 
 def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
