@@ -43,7 +43,7 @@ from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
 from metaphrase.training.checks import check_directions, check_guards
-from metaphrase.training.configuration import RunConfig, flags_of
+from metaphrase.training.configuration import STRUCTURE_LIMIT, RunConfig, flags_of
 from metaphrase.training.corpora import with_links
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import check_finish, encoded_texts
@@ -99,11 +99,7 @@ class AdaptationConfig:
     guard: list[str] = option(
         [], f"Folders of data on which the release must not get worse, with different names: {GUARD_FOLDERS}."
     )
-    max_structure_loss: AtLeast0 = option(
-        MAX_STRUCTURE_LOSS,
-        "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. With labelled data "
-        "in --guard, 100 leaves the decision to these.",
-    )
+    max_structure_loss: AtLeast0 = option(MAX_STRUCTURE_LOSS, STRUCTURE_LIMIT)
     debias: Directions = option(
         20,
         "Directions of language identity to project out of the release; 0 for none. auto: of 10, 20, 30 and 40, the number "
@@ -308,9 +304,8 @@ class Adaptation:
     @property
     def _release(self) -> RunConfig:
         """What is done after training."""
-        return RunConfig(
-            model=self.config.model, merge=self.config.merge, guard=self.config.guard, debias=self.config.debias
-        )
+        names = ("model", "merge", "guard", "max_structure_loss", "debias")
+        return RunConfig(**{name: getattr(self.config, name) for name in names})
 
     def _plan(self, splits: Splits, replayed: Replayed, recipe: Path, inputs: Inputs) -> Plan:
         """Plan the run and log the plan."""

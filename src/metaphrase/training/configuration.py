@@ -57,6 +57,11 @@ _REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "ef
 
 #: Values of ``clean``.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
+#: Help of ``--max_structure_loss``.
+STRUCTURE_LIMIT = (
+    "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. With labelled data in "
+    "--guard, 100 leaves the decision to these."
+)
 
 
 @checked
@@ -108,11 +113,7 @@ class RunOptions:
         "Folders of data on which the release must not get worse, measured before and after training (--test), during "
         f"training (--dev), and by --merge auto and --debias auto; they need different names: {GUARD_FOLDERS}.",
     )
-    max_structure_loss: AtLeast0 = option(
-        MAX_STRUCTURE_LOSS,
-        "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. With labelled data "
-        "in --guard, 100 leaves the decision to these.",
-    )
+    max_structure_loss: AtLeast0 = option(MAX_STRUCTURE_LOSS, STRUCTURE_LIMIT)
     debias: str = option(  # likewise
         0,
         "Directions of language identity to project out of the release, as `metaphrase debias` does; 0 for none. auto: of "
