@@ -292,6 +292,10 @@ def test_a_work_folder_belongs_to_one_command(tmp_path):
     assert open_work_folder(folder, dict(manifest)) == folder
     with pytest.raises(ValueError, match=r"the work of another command, which differs in: aligner, new\. .* delete "):
         open_work_folder(folder, manifest | {"aligner": "ibm1", "new": 1})
+    assert open_work_folder(folder, manifest | {"aligner": "ibm1"}, locked=True) == folder  # no part is finished
+    (folder / "0.parquet").touch()
+    with pytest.raises(ValueError, match="differs in: aligner"):
+        open_work_folder(folder, manifest, locked=True)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()
     with pytest.raises(ValueError, match="is needed for unfinished work"):

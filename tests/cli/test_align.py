@@ -370,13 +370,15 @@ def test_killed_half_way_it_goes_on(tmp_path):
     assert facts["pairs"] == 3999
 
 
+def interrupted_after_a_part(*_, folder, **__):
+    (Path(folder) / "0.parquet").touch()
+    raise KeyboardInterrupt
+
+
 def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatch):
     arguments = [corpus, "-o", tmp_path / "a.tsv"]
 
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(workflow, "add_alignment", stop)
+    monkeypatch.setattr(workflow, "add_alignment", interrupted_after_a_part)
     assert main(["align", *map(str, arguments)]) == 130
     with gzip.open(corpus / "te-en.train.tsv.gz", "at") as stream:
         stream.write("moja\tone\n")
@@ -454,11 +456,18 @@ def test_another_model_in_the_same_folder_is_another_command(corpus, tmp_path, t
     model = Path(shutil.copytree(tiny_encoder_dir, tmp_path / "model"))
     command = ["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--aligner", "embedding", "--model", str(model)]
 
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(workflow, "add_alignment", stop)
+    monkeypatch.setattr(workflow, "add_alignment", interrupted_after_a_part)
     assert main(command) == 130
     (model / "model.safetensors").write_bytes(b"other")
     assert main(command) == 2
     assert "which differs in: model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_wrong_model_does_not_claim_the_output(corpus, tmp_path, tiny_encoder_dir, capsys):
+    """Nothing was aligned, so the corrected command starts."""
+    command = ["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--model", str(tiny_encoder_dir), "--aligner"]
+    assert main([*command, "span"]) == 2
+    assert "qa_outputs" in capsys.readouterr().err
+    assert main([*command, "embedding"]) == 0
+    assert (tmp_path / "a.tsv").is_file()
+    assert not list(tmp_path.glob("*.partial"))

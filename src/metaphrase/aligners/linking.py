@@ -38,7 +38,7 @@ from metaphrase.io.arguments import Count, checked
 from metaphrase.io.digests import files_sha256, tensors_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
-from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
+from metaphrase.io.work_folders import ARGUMENTS, holds_parts, read_kept, read_part, write_atomically, write_part
 
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
@@ -442,8 +442,9 @@ def _object_facts(aligner: Aligner) -> str:
 def _check_same_call(folder: Path, arguments: dict[str, Any]) -> None:
     """Refuse a folder with the links of other pairs or of another aligner."""
     arguments = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
-    path = folder / "arguments.json"
-    if (read_part(path) or write_part(path, arguments)) != arguments:
+    path = folder / ARGUMENTS
+    kept = read_part(path) if holds_parts(folder) else None
+    if (kept or write_part(path, arguments)) != arguments:
         raise DataMismatchError(
             f"{folder} holds links of other pairs, or of an aligner with other settings. Repeat that call to use them, or "
             f"delete {folder} to start over."

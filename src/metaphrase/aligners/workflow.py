@@ -73,7 +73,7 @@ def align_files(
         # A data set of the Hub has a commit instead of a digest.
         inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
         settings = _settings(options)
-        open_work_folder(work, {"inputs": inputs, **settings})
+        open_work_folder(work, {"inputs": inputs, **settings}, locked=True)
         assert isinstance(corpus.dataset, Dataset)
         dataset, report = _add_links(corpus.dataset, options, work, show_progress)
         save_models(work / "models", options.save)

@@ -19,7 +19,8 @@ from metaphrase.io.locks import LOCK, exclusive
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
+#: Files that state which work a folder is for: of a command, and of the arguments of a function.
+MANIFEST, ARGUMENTS = "manifest.json", "arguments.json"
 #: Key of the digest in a JSON file.
 _DIGEST = "digest"
 #: What readers of damaged files raise: JSON, NumPy, zip, Arrow and faiss.
@@ -43,10 +44,11 @@ def work_folder_of(output: str | Path) -> Iterator[Path]:
             folder.rmdir()
 
 
-def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
+def open_work_folder(folder: str | Path, manifest: Mapping[str, Any], *, locked: bool = False) -> Path:
     """Start work that can be interrupted, or resume it.
 
-    The manifest is plain data with every input and option of the work.
+    The manifest is plain data with every input and option of the work. A folder with another manifest is refused, unless it
+    is ``locked`` by this process and no part of that work is finished.
     """
     folder = Path(folder)
     path = folder / MANIFEST
@@ -55,20 +57,27 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
         clear_work_folder(folder)
     if path.exists():
         left = _read_manifest(path)
-        if left != manifest:
+        if left == manifest:
+            return folder
+        if not locked or holds_parts(folder):
             keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
             raise DataMismatchError(
                 f"{folder} holds the work of another command, which differs in: {', '.join(keys)}. Run that "
                 f"command again to use it, or delete {folder} to start over."
             )
-        return folder
-    if folder.exists() and any(
+    elif folder.exists() and any(
         other.name != LOCK and not other.name.startswith(f".{MANIFEST}.") for other in folder.iterdir()
     ):
         raise DataMismatchError(f"{folder} exists, but is needed for unfinished work. Move it.")
     with write_atomically(path) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
     return folder
+
+
+def holds_parts(folder: Path) -> bool:
+    """Whether any part of the work of a folder is finished."""
+    names = {path.name for path in folder.rglob("*") if path.is_file()} - {MANIFEST, ARGUMENTS, LOCK}
+    return any(not (name.startswith(".") and name.endswith(".part")) for name in names)
 
 
 def clear_work_folder(folder: Path) -> None:
