@@ -209,3 +209,9 @@ def test_a_command_takes_an_encoder_of_the_hub(hub, tmp_path, capsys):
     assert "metaphrase filter: There is no folder acme/none, and no model of that name" in said
     assert "The Hub has no repository acme/none" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name", ["starter+vector.safetensors", "starter +vector.safetensors"])
+def test_a_vector_without_spaces_around_the_plus_sign_is_explained(name):
+    with pytest.raises(OSError, match='separated by spaces and a plus sign: "BASE [+] VECTOR"'):
+        load_encoder(name)

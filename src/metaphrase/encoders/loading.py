@@ -398,7 +398,10 @@ def _download_model(name: str, revision: str | None) -> Path:
     except HFValidationError as error:
         if Path(full).is_dir():
             raise ModelFileError(f"{holds_none}: it has no {CONFIG}.") from error
-        raise MissingFileError(f"{missing}{near or '.'} Models on the Hub are called organisation/name.") from error
+        hint = "Models on the Hub are called organisation/name."
+        if PLUS.strip() in name:
+            hint = 'A task vector and its base are separated by spaces and a plus sign: "BASE + VECTOR".'
+        raise MissingFileError(f"{missing}{near or '.'} {hint}") from error
     except HubError as error:
         raise type(error)(f"{missing} in the cache{near or '.'} {error}") from error
 
