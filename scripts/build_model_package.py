@@ -161,8 +161,8 @@ better; *release* and *after* are this model.
 | base and difference | `{merged_digest}` |
 
 When the package is loaded, these digests are verified, and {references} embeddings are compared with `reference.json`: a
-component may differ by at most {tolerance:.0e}. Before quantisation to {bits} bits, these embeddings differ by up to
-{difference:.1e}.
+component may differ by at most {tolerance:.0e}. Quantisation to {bits} bits changed a component of these embeddings by up
+to {difference:.1e}.
 
 ## Limits
 
@@ -193,7 +193,7 @@ RESULTS = """\
 #: What quantisation costs: measured for the release of a run, or included in the results.
 
 LIMITS = (
-    "The training text, {origin}, is mostly short strings. Results on other text are known only for the benchmarks "
+    "The training text ({origin}) is mostly short strings. Results on other text are known only for the benchmarks "
     "above.",
     "The vocabulary is that of the base, and the word embeddings were frozen: training improved neither the segmentation of "
     "words nor the embeddings of single pieces.",

@@ -61,8 +61,8 @@ In a clone of metaphrase, with a folder of benchmarks:
 python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 ```
 
-`task_vectors_sha256` in the metadata of this card are the digests of the trained differences from the starter, by seed. They
-are the same only on the same hardware, with the same versions.
+The key `task_vectors_sha256` in the metadata of this card holds the digest of what training changed, for each seed. A
+repeated run has the same digests only on the same hardware and with the same versions.
 
 ## Limits
 

@@ -57,5 +57,5 @@ rm -rf "$output/release"
         | sed 's/,/, /g' | fold -s -w 120
 } > "$output/notice.md"
 "$bin"python scripts/build_model_package.py "$output/release" models/metaphrase-e5-small --runs "$output/model" "$output/demo" \
-    --notice "$output/notice.md" --origin "text of free software (localisation files, help texts, manuals)" \
+    --notice "$output/notice.md" --origin "help texts and manuals of free software" \
     --rebuild "scripts/metaphrase_e5_small.sh BENCHMARKS"

@@ -213,5 +213,5 @@ def test_a_command_takes_an_encoder_of_the_hub(hub, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["starter+vector.safetensors", "starter +vector.safetensors"])
 def test_a_vector_without_spaces_around_the_plus_sign_is_explained(name):
-    with pytest.raises(OSError, match='separated by spaces and a plus sign: "BASE [+] VECTOR"'):
+    with pytest.raises(OSError, match=r'separated by spaces and a plus sign: "BASE \+ VECTOR"'):
         load_encoder(name)

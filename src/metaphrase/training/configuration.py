@@ -93,7 +93,9 @@ class RunOptions:
         "this measurement. Default, with --test: the other languages of the test sets, or else the packaged Universal "
         "Declaration of Human Rights in 94 languages (6,000 pairs).",
     )
-    retention_languages: list[str] = option([], "Languages of the retention sets that are measured (default: all).")
+    retention_languages: list[str] = option(
+        [], "Languages of the retention sets that are measured. If omitted, or 'all': all languages."
+    )
     pooling: PoolingMode | None = option(
         None,
         "Pooling that replaces the encoder's own: cls, max, mean, mean_sqrt_len_tokens, weightedmean or lasttoken.",
@@ -105,7 +107,7 @@ class RunOptions:
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
     merge: str | None = option(  # a number or "auto"; HfArgumentParser has no type for it
         None,
-        "Weight of the trained encoder in the release: 0 is the encoder before training, 1 the trained encoder (default). "
+        "Weight of the trained encoder in the release: 0 is the encoder before training, 1 (if omitted) the trained encoder. "
         "auto: the weight that gains most on --dev while all guards hold: similarity structure, and the folders of --guard.",
     )
     guard: list[str] = option(
