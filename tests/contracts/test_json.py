@@ -40,6 +40,25 @@ def test_train(trained, contract):
     assert contract("train.release", read(output / "release.json")) == []
 
 
+def test_merge(trained, tiny_encoder_dir, contract, tmp_path):
+    arguments = ["merge", tiny_encoder_dir, trained[0], "-o", tmp_path / "merged", "--vector", tmp_path / "v.safetensors"]
+    assert contract("merge", json.loads(command(*arguments, "--json"))) == []
+
+
+def test_debias(tiny_encoder_dir, test_sets, contract, tmp_path):
+    arguments = ["debias", tiny_encoder_dir, "-o", tmp_path / "debiased", "--data", test_sets, "--directions", 2]
+    assert contract("debias", json.loads(command(*arguments, "--json"))) == []
+
+
+def test_export(tiny_encoder_dir, corpus, test_sets, contract, tmp_path):
+    arguments = ["export", tiny_encoder_dir, "-o", tmp_path / "small", "--corpus", corpus, "--max_loss", 100]
+    assert contract("export", json.loads(command(*arguments, "--data", test_sets, "--json"))) == []
+
+
+def test_pull(tiny_encoder_dir, contract, tmp_path):
+    assert contract("pull", json.loads(command("pull", tiny_encoder_dir, tmp_path / "copy", "--json"))) == []
+
+
 def test_compare(trained, contract):
     assert contract("compare.stdout", json.loads(command("compare", trained[0], "--json"))) == []
 
