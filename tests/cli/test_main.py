@@ -416,12 +416,16 @@ def test_the_printed_config_is_the_config(tmp_path, capsys):
     assert changed == (replace(wanted, on=True, steps=1),)
 
 
-@pytest.mark.parametrize("name", ["align", "evaluate", "mine", "filter"])
+@pytest.mark.parametrize("name", ["align", "evaluate", "mine", "filter", "train", "demo", "adapt", "merge"])
 def test_commands_print_a_config_that_they_take(name, tmp_path, capsys):
     given = {
         "align": ["x.tsv", "-o", "y.tsv"],
         "evaluate": ["starter", "--data", "d"],
         "mine": ["a", "b", "-o", "c.tsv"],
+        "train": ["--corpus", "x.tsv"],
+        "demo": ["--seed", "3"],
+        "adapt": ["--corpus", "x.tsv", "--languages", "sw"],
+        "merge": ["a", "b", "-o", "c"],
     }
     with pytest.raises(SystemExit):
         main([name, *given.get(name, ["x.tsv", "-o", "y.tsv"]), "--print-config"])

@@ -32,10 +32,12 @@ from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, UsageError
 from metaphrase.merging import TaskVector, combine, interpolate
+from metaphrase.merging.projection import find_projection
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.debiasing import SAMPLED_TEXTS, DebiasOptions, debias, parallel_texts, write_debiased
 from metaphrase.publishing.merging import MergeOptions, merge, vector_card
+from metaphrase.publishing.provenance import stated
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
 from tests.conftest import mostly_slow
@@ -558,6 +560,43 @@ def test_an_encoder_without_a_prompt_gains_nothing_by_that(tiny_encoder, texts, 
     assert start["before"] == pytest.approx(100, abs=0.1)
     assert start["after"] < 99  # with the prompt that the base stores
     assert [row["difference"] for row in others] == pytest.approx([0] * 10, abs=0.1)
+
+
+def test_data_and_files_of_other_kinds_are_not_overwritten(base, sw, dev, tmp_path, capsys):
+    victim = shutil.copytree(base, tmp_path / "victim")
+    data = next(dev.glob("*"))
+    before = {path: path.read_bytes() for path in (*victim.glob("*.*"), data)}
+    cases = {
+        f"would overwrite the input {data}": ["--alpha", "auto", "--dev", dev, "--curve", data],
+        "exists and is no curve": ["--alpha", "auto", "--dev", dev, "--curve", victim / "config.json"],
+        "exists and is no task vector": ["--vector", victim / "model.safetensors"],
+    }
+    for said, words in cases.items():
+        out = [] if "--vector" in words else ["--vector", tmp_path / "v.safetensors"]
+        assert command(base, sw, *words, *out) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_directions_of_several_vectors_count_once(base, sw, te, tmp_path):
+    """The sum projects out the principal directions of all, as many as one of them has."""
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for tuned_dir, file in zip((sw, te), files, strict=True):
+        assert command(base, tuned_dir, "--debias", 3, "--vector", file) == 0
+    name = " + ".join(map(str, (base, *files)))
+    assert main(["pull", name, str(tmp_path / "out")]) == 0
+    assert metadata_load(tmp_path / "out" / "README.md")["metaphrase"]["debias"]["directions"] == 3
+    assert len(find_projection(load_encoder(tmp_path / "out"))[1]) == 3
+
+
+def test_a_vector_without_a_card_states_its_licence(base, te, tmp_path):
+    folder = tmp_path / "vector"
+    folder.mkdir()
+    TaskVector.between(
+        load_encoder(base), load_encoder(te), license="cc-by-nc-4.0", card="---\nlanguage: te\n---\n"
+    ).save(folder / "task_vector.safetensors")
+    assert stated(str(folder), "license") == ["cc-by-nc-4.0"]
+    assert stated(str(folder), "language") == ["te"]
 
 
 def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):

@@ -313,10 +313,15 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
     columns = ["--source_column", "source", "--target_column", "target", "--source_lang", "de", "--target_lang", "en"]
     assert main(["mine", str(bitext_path), str(bitext_path), "-o", str(output), *columns, *SETTINGS]) == 0
     assert "source: 24 sentences of 24 lines" in capsys.readouterr().err
+    by_number = ["--source_column", "1", "--target_column", "2", *columns[4:]]
+    assert (
+        main(["mine", str(bitext_path), str(bitext_path), "-o", str(tmp_path / "same.tsv"), *by_number, *SETTINGS])
+        == 0
+    )
+    assert (tmp_path / "same.tsv").read_text() == output.read_text()
     plain = tmp_path / "plain.tsv"
     plain.write_text("".join(bitext_path.read_text(encoding="utf-8").splitlines(keepends=True)[1:]), encoding="utf-8")
-    columns = ["--source_column", "1", "--target_column", "2", *columns[4:]]
-    assert main(["mine", str(plain), str(plain), "-o", str(tmp_path / "other.tsv"), *columns, *SETTINGS]) == 0
+    assert main(["mine", str(plain), str(plain), "-o", str(tmp_path / "other.tsv"), *by_number, *SETTINGS]) == 0
     assert (tmp_path / "other.tsv").read_text() == output.read_text()
 
 

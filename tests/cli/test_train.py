@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
@@ -544,6 +545,31 @@ def test_the_printed_config_has_no_token(given, capsys):
     assert "output_dir: x" in out
     assert OTHER_CANARY not in out + err
     assert parsed("--output_dir", "x", *given).hub_token == OTHER_CANARY
+
+
+def test_an_option_replaces_the_setting_of_the_recipe_that_would_override_it(tmp_path, capsys):
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nterms: [{objective: tr}]\ntraining: {max_steps: 5, effective_batch_size: 16}\n"
+    )
+    (tmp_path / "c.yaml").write_text("num_train_epochs: 2\n")
+
+    def settings(*words):
+        with pytest.raises(SystemExit):
+            main([*map(str, words), "--print-config"])
+        return yaml.safe_load(capsys.readouterr().out)
+
+    train = ["train", "--recipe", tmp_path / "r.yaml"]
+    for given in (["--num_train_epochs", 2], ["--num-train-epochs=2"], ["--config", tmp_path / "c.yaml"]):
+        found = settings(*train, *given)
+        assert found["num_train_epochs"] == 2
+        assert found.get("max_steps", -1) == -1
+        assert found["effective_batch_size"] == 16
+    found = settings(*train, "--per_device_train_batch_size", 100)
+    assert (found["per_device_train_batch_size"], found.get("effective_batch_size")) == (100, None)
+    assert (
+        settings(*train)["max_steps"] == settings(*train, "--num_train_epochs", 2, "--max_steps", 5)["max_steps"] == 5
+    )
+    assert settings("demo", "--num_train_epochs", 2).get("max_steps", -1) == -1
 
 
 @pytest.mark.parametrize("error", [KeyError, ValueError])

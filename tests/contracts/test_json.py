@@ -41,7 +41,15 @@ def test_train(trained, contract):
 
 
 def test_merge(trained, tiny_encoder_dir, contract, tmp_path):
-    arguments = ["merge", tiny_encoder_dir, trained[0], "-o", tmp_path / "merged", "--vector", tmp_path / "v.safetensors"]
+    arguments = [
+        "merge",
+        tiny_encoder_dir,
+        trained[0],
+        "-o",
+        tmp_path / "merged",
+        "--vector",
+        tmp_path / "v.safetensors",
+    ]
     assert contract("merge", json.loads(command(*arguments, "--json"))) == []
 
 

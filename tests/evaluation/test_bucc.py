@@ -15,6 +15,7 @@ from metaphrase.evaluation.bucc import (
 )
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import retrieval_hits
+from metaphrase.exceptions import DataError
 from tests.mining.test_search import mine_loop, random_sides
 
 
@@ -78,6 +79,13 @@ def write_bucc(folder, data):
             with gzip.open(folder / f"zh-en.{split}.{part}.gz", "wt", encoding="utf-8") as file:
                 file.writelines(f"{i}\t{text}\n" for i, text in zip(ids, texts, strict=True))
         (folder / f"zh-en.{split}.gold").write_text("".join(f"{s}\t{t}\n" for s, t in sorted(one.gold)))
+
+
+def test_gold_without_pairs_is_named(data, tmp_path):
+    write_bucc(tmp_path, data)
+    (tmp_path / "zh-en.sample.gold").write_text("")
+    with pytest.raises(DataError, match=r"zh-en\.sample\.gold has no pairs"):
+        load_bucc_folder(tmp_path, "sample_oracle")
 
 
 # --- Protocols ---

@@ -133,6 +133,16 @@ def test_too_few_texts_are_refused(texts):
         similarity_structure(Table(0), Table(0), texts)
 
 
+def test_a_language_without_an_order_loses_none(caplog):
+    class Constant:
+        def encode(self, texts, **_):
+            return np.ones((len(texts), 4))
+
+    result = similarity_structure(Constant(), Table(0), {"xx": TEXTS["xx"]})
+    assert (result.average.score, result.average.interval) == (100.0, (100.0, 100.0))
+    assert "All sentences of xx are equally similar" in caplog.text
+
+
 def test_texts_are_packaged():
     texts = structure_texts()
     assert set(texts) == {*LANGUAGES, "en"}

@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -301,12 +302,22 @@ def test_only_changed_weights_are_kept_and_the_others_are_shared():
     assert TaskVector.between(base, copy.deepcopy(base)).differences == {}
 
 
-def test_half_precision_models_are_merged_in_their_type():
-    base, tuned = Small().half(), Small(1).half()
-    merged = interpolate(base, tuned, 0.5)
-    assert merged.weight.dtype == torch.float16
-    wanted = (base.weight.double() + tuned.weight.double()) / 2
-    assert torch.allclose(merged.weight.double(), wanted, rtol=2**-10)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_base_in_half_precision_keeps_small_changes(dtype):
+    """Training is in float32, and half precision would round most of a short training away."""
+    base = Small().to(dtype)
+    before = copy.deepcopy(base.state_dict())
+    tuned = copy.deepcopy(base).float()
+    with torch.no_grad():
+        tuned.weight += 1e-5
+    for alpha in (0.5, 1.0):
+        merged = interpolate(base, tuned, alpha)
+        assert merged.weight.dtype == torch.float32
+        assert torch.allclose(
+            merged.weight - base.weight.float(), torch.full_like(tuned.weight, alpha * 1e-5), rtol=0.01
+        )
+    assert interpolate(base, tuned, 0).weight.dtype == dtype
+    assert all(torch.equal(one, before[name]) for name, one in base.state_dict().items())
 
 
 def test_a_sum_keeps_what_both_agree_on():
@@ -394,6 +405,35 @@ def test_a_file_holds_the_vector(vector, tmp_path, bits, levels):
         assert read.differences[name].shape == difference.shape
         assert (read.differences[name] - difference).abs().max() <= 0.51 * difference.abs().max() / levels
     assert close(weights_of(read.apply(Small(), 1)), weights_of(Small(1)), 0.52 * 5.16 / levels)
+
+
+@pytest.mark.parametrize("alpha", [np.float32(0.5), torch.tensor(0.5), 0.5])
+def test_numbers_of_other_libraries_are_stored(vector, tmp_path, alpha):
+    path = replace(vector, alpha=alpha).save(tmp_path / "vector.safetensors")
+    assert TaskVector.load(path).alpha == 0.5
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"alpha": float("nan")}, {"alpha": "0.5"}, {"license": ["mit"]}, {"recipe": "tr"}, {"prompts": {"a": None}}],
+)
+def test_a_file_that_could_not_be_read_is_not_written(vector, tmp_path, facts):
+    path = vector.save(tmp_path / "vector.safetensors")
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=f"cannot be saved, because '{next(iter(facts))}'"):
+        replace(vector, **facts).save(path)
+    assert path.read_bytes() == before
+
+
+def test_models_that_project_other_directions_out_are_refused(tiny_encoder):
+    models = [copy.deepcopy(tiny_encoder) for _ in range(3)]
+    generator = torch.Generator().manual_seed(0)
+    for model in models[:2]:
+        project_out(model, torch.linalg.qr(torch.randn(32, 4, generator=generator))[0].T)
+    with pytest.raises(ModelError, match="--debias"):
+        TaskVector.between(*models[:2])
+    assert TaskVector.between(models[0], copy.deepcopy(models[0])).differences == {}
+    assert TaskVector.between(models[2], models[0]).directions is not None
 
 
 def test_a_date_in_a_recipe_is_text(vector, tmp_path):

@@ -17,6 +17,7 @@ from transformers import DistilBertConfig, DistilBertModel
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.corpus_card import corpus_card
+from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, fence, hub_languages, table
 from tests.hub_server import check_card
 
@@ -234,6 +235,15 @@ def test_usage_examples_run(card, tmp_path, capsys):
     for example in (first, second):
         exec(example.replace("sentence_transformers_model_id", str(tmp_path)), {})
     assert capsys.readouterr().out.count("tensor(") == 2
+
+
+def test_only_the_models_own_name_is_replaced():
+    text = 'SentenceTransformer("runs/sw")\nSentenceTransformer("runs/sw", truncate_dim=8)\n'
+    others = 'SentenceTransformer("intfloat/e5")\nAutoTokenizer.from_pretrained("xlm-roberta-base")\n'
+    wanted = text.replace("runs/sw", "me/sw") + others
+    assert name_model(text + others, "me/sw") == wanted
+    assert name_model(others + text, "me/sw", ["runs/sw"]) == others + text.replace("runs/sw", "me/sw")
+    assert name_model(wanted, "copy", ["me/sw"]) == wanted.replace("me/sw", "copy")
 
 
 def test_usage_examples_are_in_the_language_of_the_model(card, tmp_path):

@@ -39,6 +39,8 @@ def test_retention_languages_are_in_no_training_file(columns, tmp_path, bitext, 
     sets = split_retention(tests, config, Recipe.load("tr"))
     if columns:
         assert (sets.trained["t"].keys(), sets.retention["udhr"].keys()) == ({"de", "fi"}, {"de", "sw"})
+        sets = split_retention(tests, config, Recipe.load("tr"), {"de", "en"})
+        assert (sets.trained["t"].keys(), sets.retention["t"].keys()) == ({"de"}, {"fi"})
     else:
         assert (sets.trained["t"].keys(), sets.retention["t"].keys()) == ({"de"}, {"fi"})
     assert split_retention(tests, with_options(config, retention=["none"]), Recipe.load("tr")) == EvaluationSets(tests)

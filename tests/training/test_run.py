@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from metaphrase import RunConfig, TrainingRun, load_corpus
 from metaphrase.cli import main
@@ -285,6 +285,19 @@ def test_errors_are_those_of_the_command_line(execute, settings, tmp_path, capsy
         assert main(argv(given)) == 2
         assert capsys.readouterr().err.splitlines()[-1] == f"metaphrase train: {error.value}"
         assert message in str(error.value)
+
+
+@pytest.mark.long
+def test_another_encoder_of_the_same_name_is_not_resumed(execute, tiny_encoder_dir, tmp_path):
+    """The manifest names a local encoder without its path, and another may have this name."""
+    folder = shutil.copytree(tiny_encoder_dir, tmp_path / "a" / "tiny")
+    execute(model=str(folder), test=[], save_steps=2)
+    other = shutil.copytree(folder, tmp_path / "b" / "tiny")
+    assert execute(model=str(other), test=[], max_steps=4, resume_from_checkpoint="true").facts["steps"] == 4
+    weights = load_file(other / "model.safetensors")
+    save_file({name: one + 0.01 for name, one in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="belongs to another run, which differs in: base_weights"):
+        execute(model=str(other), test=[], max_steps=6, resume_from_checkpoint="true")
 
 
 @pytest.mark.long

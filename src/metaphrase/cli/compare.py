@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.cli.tables import runs_table
+from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files
 from metaphrase.publishing.run_comparison import BEFORE, compare_runs, save_plot
@@ -37,6 +39,8 @@ class CompareOptions:
 def run(argv: Sequence[str]) -> int:
     """Compare the runs and print a table."""
     (options,) = parse("metaphrase compare", [CompareOptions], argv, description=SUMMARY, examples=EXAMPLES)
+    if options.plot is not None and Path(options.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"--plot is drawn as PNG, SVG or PDF, but is {options.plot}. End its name in .png, .svg or .pdf.")
     check_files([options.plot], [])
     rows = compare_runs(options.runs, baseline=options.baseline)
     drawn = [f"Plot: {save_plot(rows, options.plot)}"] if options.plot else []

@@ -112,6 +112,11 @@ class Parser(argparse.ArgumentParser):
         """The options added so far."""
         return list(self._actions)
 
+    def given(self, arguments: Iterable[str]) -> set[str]:
+        """Names of the options on a command line."""
+        flags = (token.split("=")[0] if token.startswith("--") else token[:2] for token in arguments)
+        return {self._option_string_actions[flag].dest for flag in flags if flag in self._option_string_actions}
+
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
         """Refuse unknown flags, and repeated ones of lists and of values without a flag: argparse would keep the last."""
         given = set()
@@ -145,6 +150,7 @@ def parse(
     description: str | None = None,
     examples: Sequence[str] = (),
     leading: Mapping[str, Mapping[str, str]] | None = None,
+    replaced: Mapping[str, str] | None = None,
 ) -> tuple[Any, ...]:
     """Parse options into dataclasses; flags, YAML and Python share one set of names.
 
@@ -157,6 +163,8 @@ def parse(
         examples: Whole command lines, below the options in the help text.
         leading: Options that ``--help`` lists, by group, with a short text each; ``--help-all`` lists the rest too, with
             their whole texts. None lists all.
+        replaced: For options that replace another one, its name: if the option is given, and the other is not, a default of
+            the other does not count.
 
     Returns:
         One instance of each dataclass.
@@ -196,7 +204,9 @@ def parse(
     path = _config_path(prog, argv)
     hints = {name: hint for cls in types for name, hint in hints_of(cls).items()}
     content = {} if path is None else _read_config(Path(_home(path)), own, hints)
-    options = {**(defaults or {}), **content}
+    given = {*content, *parser.given(argv)}
+    dropped = {name for option, name in (replaced or {}).items() if option in given} - given
+    options = {name: value for name, value in {**(defaults or {}), **content}.items() if name not in dropped}
     numbers = {action.dest for action in own if action.type is float}  # 1 is recorded as 1.0, as on the command line
     options |= {name: float(options[name]) for name in numbers & options.keys() if type(options[name]) is int}
     for action in own:
@@ -320,7 +330,9 @@ def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str,
         for option in options_of(cls):
             home = next(base for base in cls.__mro__ if option.name in inspect.get_annotations(base))
             value = getattr(namespace, option.name, None)
-            if not (home.__module__.split(".")[0] in _LIBRARIES and value == default_of(option)):
+            default = default_of(option)
+            is_default = value == default or (value is None and default == "")  # "" for no list
+            if not (home.__module__.split(".")[0] in _LIBRARIES and is_default):
                 options[option.name] = _plain(value)
     return options
 
@@ -330,7 +342,9 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | dict | NoneType) else str(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value if isinstance(value, str | int | float | bool | NoneType) else str(value)
 
 
 def options_of(cls: type) -> list[Field[Any]]:

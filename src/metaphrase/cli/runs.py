@@ -15,7 +15,7 @@ from metaphrase.evaluation.compare import languages_in_words, verdict_shown
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
-from metaphrase.training.configuration import RunConfig, recipe_settings, refuse_token
+from metaphrase.training.configuration import REPLACED, RunConfig, recipe_settings, refuse_token
 from metaphrase.training.results import RunResult
 from metaphrase.training.run import TrainingRun
 
@@ -78,7 +78,7 @@ def parse_run(
     peeked, *_ = parse(prog, types, running, defaults=settings_for(None), **about)
     settings = recipe_settings(peeked.recipe, paper_training=peeked.paper_training) | settings_for(peeked.recipe)
     refuse_token({"hub_token": peeked.hub_token})
-    config, *others = parse(prog, types, argv, defaults=settings, **about)
+    config, *others = parse(prog, types, argv, defaults=settings, replaced=REPLACED, **about)
     config.hub_token = token
     config.disable_tqdm = True if is_quiet() else config.disable_tqdm
     return config, [*prog.split(), *argv], tuple(others)

@@ -103,6 +103,47 @@ def is_in_script(language: str, chosen: Iterable[str]) -> bool:
     return not scripts or "" in scripts or script_of(language) in scripts
 
 
+def find_languages(code: str, available: Iterable[str]) -> list[str]:
+    """The names among `available` that a code denotes, in their order.
+
+    That is the name with the same spelling. Otherwise, they are the names with the same :func:`standard_code`; of a code
+    with a script or a region, those in the same script that state no other region.
+
+    >>> [find_languages(code, ["pt_BR", "pt_PT"]) for code in ("pt-BR", "pt-AO", "pt")]
+    [['pt_BR'], [], ['pt_BR', 'pt_PT']]
+    >>> [find_languages(code, ["zh_CN", "zh_TW"]) for code in ("zh-Hant", "zh-Hans", "zho")]
+    [['zh_TW'], ['zh_CN'], ['zh_CN', 'zh_TW']]
+    """
+    names = list(available)
+    if spelled := [name for name in names if _spelling(name) == _spelling(code)]:
+        return spelled
+    if "-" not in _spelling(code):
+        return [name for name in names if (standard_code(name) or name) == (standard_code(code) or code)]
+    return [
+        name
+        for name in names
+        if bare_language(name) == bare_language(code)
+        and script_of(name) == script_of(code)
+        and len({region_of(name), region_of(code)} - {None}) < 2
+    ]
+
+
+def _spelling(code: str) -> str:
+    return code.strip().lower().replace("_", "-")
+
+
+def region_of(language: str) -> str | None:
+    """The region that a code states.
+
+    >>> region_of("pt_BR"), region_of("pt")
+    ('BR', None)
+    """
+    try:
+        return langcodes.Language.get(language.strip()).territory
+    except langcodes.LanguageTagError:
+        return None
+
+
 def is_plain(code: str) -> bool:
     """Whether a bare code has only letters and digits of ASCII, and can be a part of the name of a file."""
     return code.isascii() and code.isalnum()

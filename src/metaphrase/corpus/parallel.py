@@ -7,10 +7,11 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from metaphrase.corpus.codes import standard_code
+from metaphrase.corpus.codes import find_languages
 from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.exceptions import DataError, MissingFileError
@@ -120,11 +121,7 @@ def files_by_language(
         splits = ", ".join(sorted({match["split"] or "none" for match in names.values()}))
         found = f"Its splits are: {splits}." if splits else "It has no such files."
         raise MissingFileError(f"{folder} has no file named {named}. {found}")
-    by_code = {standard_code(language) or language: language for language in files}
-    wanted = [
-        language if language in files else by_code.get(standard_code(language) or language, language)
-        for language in languages or files
-    ]
+    wanted = list(chain.from_iterable(find_languages(code, files) or [code] for code in languages or files))
     if missing := [language for language in wanted if language not in files]:
         raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
     for language in wanted:

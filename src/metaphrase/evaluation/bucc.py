@@ -209,6 +209,8 @@ def bucc_protocol(protocol: str) -> BuccProtocol:
 def _read_set(language: str, split: str, parts: Mapping[str, Path]) -> MiningSet:
     sources, targets = (dict(_fields(parts[part], unique=True)) for part in (language, TARGET_LANGUAGE))
     gold = frozenset(_fields(parts["gold"]))
+    if not gold:
+        raise DataError(f"{parts['gold']} has no pairs, so nothing can be measured. Download the file again.")
     if unknown := [pair for pair in sorted(gold) if pair[0] not in sources or pair[1] not in targets]:
         logger.warning("%s has pairs of unknown sentences, which count as missed: %s.", parts["gold"], unknown[:3])
     return MiningSet(

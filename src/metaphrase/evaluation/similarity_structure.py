@@ -7,6 +7,7 @@ sentences keeps its rank, regardless of similarities between languages. It needs
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -24,6 +25,8 @@ from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.mining.search import unit_rows
+
+logger = logging.getLogger(__name__)
 
 #: Languages of the packaged texts besides English, from many families and scripts.
 LANGUAGES = ("ar", "de", "fi", "hi", "ru", "sw", "th", "zh")
@@ -83,7 +86,8 @@ def similarity_structure(
 
     Returns:
         A result whose scores are Spearman's correlations ×100 of the cosines of all pairs of different sentences, for each
-        language, with the mean over the languages. It keeps no items: it is a comparison already.
+        language, with the mean over the languages. A language whose sentences are all equally similar to the original, such
+        as one in an unknown script, has no order to lose, and counts 100. It keeps no items: it is a comparison already.
 
     Raises:
         DataError: There are no texts, or a language has fewer than three different sentences.
@@ -108,11 +112,16 @@ def similarity_structure(
     languages, samples = {}, []
     for (language, one), *pair in zip(texts.items(), *sides, strict=True):
         first_p, second_p = map(pairwise_cosines, pair)
-        samples.append(_resampled(first_p, second_p, len(one), resamples, rng))
+        if first_p.min() < first_p.max():
+            score, drawn = spearman(first_p, second_p), _resampled(first_p, second_p, len(one), resamples, rng)
+        else:
+            logger.warning(
+                "All sentences of %s are equally similar to the original encoder: no order to keep.", language
+            )
+            score, drawn = 100.0, np.full(resamples, 100.0)
+        samples.append(drawn)
         sha256 = hashlib.sha256("".join(f"{text}\n" for text in one).encode()).hexdigest()
-        languages[language] = Measurement(
-            len(one), spearman(first_p, second_p), percentile_interval(samples[-1]), sha256
-        )
+        languages[language] = Measurement(len(one), score, percentile_interval(drawn), sha256)
     return Result(
         suite="similarity structure",
         model=name or type(tuned).__name__,

@@ -161,9 +161,9 @@ def is_limited(hint: Any) -> bool:
 
 
 def check_values(hints: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
-    """Refuse numbers out of range, unknown choices, and text in place of true or false; other types are not checked."""
+    """Refuse numbers out of range, unknown choices, and text in place of true, false or a list; others are not checked."""
     for key, value in given.items():
-        if is_limited(hints.get(key)):
+        if is_limited(hints.get(key)) or (isinstance(value, str) and get_origin(hints.get(key)) is list):
             check_value(value, hints[key], f"{key!r} of {name}")
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from httpx2 import HTTPError, Request, Response, Timeout, TransportError
 from huggingface_hub import constants, get_session, get_token, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RevisionNotFoundError
 
 from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, HubMissingError, MetaphraseError
 from metaphrase.io.redaction import hide, redact, visible
@@ -222,6 +222,10 @@ def _translated(error: Exception, repo_id: str, access: str, hint: str, given: s
         return HubAccessError(
             f"The Hub does not allow {token} to {access} {repo_id} (403): the token needs {required}, or choose another "
             f"repository. {hint}"
+        )
+    if refused and any(isinstance(cause, RevisionNotFoundError) for cause in causes):
+        return HubMissingError(
+            f"{repo_id} has no such commit, tag or branch (404): check the name after the @. {hint}"
         )
     if refused and status == 404:
         return HubMissingError(

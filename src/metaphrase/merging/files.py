@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from metaphrase.exceptions import MissingFileError, ModelFileError, NonFiniteError
+from metaphrase.exceptions import MissingFileError, ModelFileError, NonFiniteError, UsageError
 from metaphrase.io.arguments import Count, Finite, PoolingMode, check_value
 from metaphrase.io.digests import tensors_digest
 from metaphrase.io.files import replacing
@@ -61,6 +62,11 @@ def write_vector(
     directions: Tensor | None = None,
 ) -> Path:
     """Write a file atomically; see `TaskVector.save`."""
+    facts = {**facts, "alpha": _plain(facts["alpha"]), "base_name": facts["base_name"] and str(facts["base_name"])}
+    try:
+        _check_facts(facts, _FACTS)
+    except ValueError as error:
+        raise UsageError(f"The task vector cannot be saved, because {error}") from error
     tensors = {} if directions is None else {DIRECTIONS: directions.float().cpu().contiguous()}
     for name, difference in differences.items():
         for part, tensor in quantize(difference.cpu(), bits).items():
@@ -104,6 +110,15 @@ def read_vector(path: str | Path) -> tuple[dict[str, Tensor], Tensor | None, dic
         ) from error
 
 
+def is_vector(path: str | Path) -> bool:
+    """Whether a file is a task vector, of any version."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return KEY in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
 def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
     if KEY not in metadata:
         raise ValueError(f"its metadata have no {KEY!r}, so it is another kind of file")
@@ -116,16 +131,27 @@ def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
     known = _FACTS | _FORMAT
     if other := sorted((content.keys() ^ known.keys()) - (_OPTIONAL - content.keys())):
         raise ValueError(f"keys of its metadata are missing or unknown: {', '.join(map(repr, other[:3]))}")
-    for name, value in content.items():
+    _check_facts(content, known)
+    return content
+
+
+def _check_facts(facts: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Check the types of facts."""
+    for name, value in facts.items():
         check_value(value, known[name], f"{name!r} of its metadata")
-    default = content.get("default_prompt_name")
-    if default is not None and default not in (content["prompts"] or {}):
+    default = facts.get("default_prompt_name")
+    if default is not None and default not in (facts["prompts"] or {}):
         raise ValueError(f"'default_prompt_name' of its metadata is {default!r}, which its 'prompts' do not have")
-    for name, value in (content.get("settings") or {}).items():
+    for name, value in (facts.get("settings") or {}).items():
         if name not in SETTINGS:
             raise ValueError(f"'settings' of its metadata has the unknown key {name!r}")
         check_value(value, SETTINGS[name], f"{name!r} of its metadata")
-    return content
+
+
+def _plain(number: Any) -> Any:
+    """A number of NumPy, or a tensor of one value, as a number of Python."""
+    is_one = isinstance(number, np.number) or (isinstance(number, Tensor) and number.numel() == 1)
+    return number.item() if is_one else number
 
 
 def _differences(content: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

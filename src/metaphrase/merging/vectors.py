@@ -27,6 +27,8 @@ from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.projection import find_projection, project_out
 from metaphrase.merging.quantization import Bits
 
+#: Share of the directions of two projections that are the same if training only rotated them slightly.
+_SAME_DIRECTIONS = 0.99
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -79,12 +81,13 @@ class TaskVector:
             **facts: Further attributes: `base_name`, `alpha`, `recipe`, `license`, `card`.
 
         Raises:
-            ModelError: The models differ in more than the values of their weights, such as their vocabulary, or in buffers
-                that are not floating-point.
+            ModelError: The models differ in more than the values of their weights, such as their vocabulary, in buffers that
+                are not floating-point, or both project directions out, but different ones.
             NonFiniteError: A difference is NaN or infinite.
         """
         old, new = base.state_dict(), tuned.state_dict()
         modules, others = module_settings(tuned), module_settings(base)
+        _check_projections(base, tuned)
         if (found := find_projection(tuned, len(modules) - len(others))) is not None:
             places, facts["directions"] = found
             modules = [one for at, one in enumerate(modules) if at not in places]
@@ -121,7 +124,8 @@ class TaskVector:
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
         """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
 
-        It has the vector's settings and its prompts with their default one, or else the base's; with alpha 0, the base's.
+        It has the vector's settings and its prompts with their default one, or else the base's; with alpha 0, the base's. A
+        base in half precision is converted to float32, as in training, because it would round small differences away.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -144,10 +148,9 @@ class TaskVector:
                 f"This task vector has weights that the model does not have, or has in another shape: {_some(wrong)}. "
                 "Make the vector again from the two models."
             )
-        changed = {id(weights[name]) for name in self.differences}
-        merged = copy.deepcopy(base, {id(one): one for one in weights.values() if id(one) not in changed})
-        places = dict(_tensors(merged))
         weight = self.alpha if alpha is None else alpha
+        merged = _copy(base, [weights[name] for name in self.differences], exact=bool(weight))
+        places = dict(_tensors(merged))
         with torch.no_grad():
             for name, difference in self.differences.items():
                 old = weights[name]
@@ -287,6 +290,20 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     return {name: getattr(model, name) for name in names}
 
 
+def _check_projections(base: nn.Module, tuned: nn.Module) -> None:
+    """Check that two models do not both project directions out, but different ones: a mean of projections is none."""
+    old, new = (find_projection(model, len(list(model.children()))) for model in (base, tuned))
+    if old is None or new is None or old[0] != new[0]:
+        return
+    old_kh, new_kh = old[1], new[1]
+    shared = float((old_kh @ new_kh.T).square().sum()) / max(len(old_kh), len(new_kh))
+    if shared < _SAME_DIRECTIONS:
+        raise ModelError(
+            f"Both models project out directions of language identity, {len(old_kh)} and {len(new_kh)}, but not the same "
+            "ones. Merge the models before directions are removed, and remove them from the result with --debias."
+        )
+
+
 def _check_weights(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
     """Check that the weights of two models differ in their values only."""
     shapes = [{name: one.shape for name, one in weights.items()} for weights in (old, new)]
@@ -309,6 +326,14 @@ def _check_vocabularies(*models: nn.Module) -> None:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by all of their names."""
     return chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+
+
+def _copy(model: _Model, changed: Iterable[Tensor], *, exact: bool) -> _Model:
+    """A copy for weights that change, which shares the others; if it is to be exact, in float32 instead of half precision."""
+    if exact and any(one.dtype in (torch.float16, torch.bfloat16) for one in changed):
+        return copy.deepcopy(model).float()
+    own = set(map(id, changed))
+    return copy.deepcopy(model, {id(one): one for _, one in _tensors(model) if id(one) not in own})
 
 
 def _in_words(modules: Iterable[Any]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from metaphrase.corpus.files import FORMATS
+from metaphrase.corpus.readers.columns import is_header
 from metaphrase.corpus.text import MAX_CHARS, is_blank, one_line, read_lines
 from metaphrase.exceptions import CorpusError, DataError
 from metaphrase.io.counts import counted
@@ -24,8 +25,8 @@ _OTHER_FORMATS = FORMATS.keys() - {".tsv"}
 def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str | None]:
     """Read the sentences of a text file, one per line, or of a column of a TSV file; both may be gzip files.
 
-    A column is its name in the header, or its number, from 1, in a file without a header. Yields stripped sentences, with
-    tabs replaced by spaces; ``""`` for an empty line, None for an unreadable one.
+    A column is its name in the header, or its number, from 1; a header such as ``source``, ``target`` is skipped. Yields
+    stripped sentences, with tabs replaced by spaces; ``""`` for an empty line, None for an unreadable one.
 
     Raises:
         CorpusError: The file has another format, the column is missing, or a file named ``.tsv`` has several columns and none
@@ -49,6 +50,8 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
                     some = "several columns" if column in cells else "no column"
                     raise CorpusError(f"{path} has {some} {column!r}; its header is: {', '.join(cells)}.")
                 at = cells.index(column)
+                continue
+            if number == 1 and is_header(cells):
                 continue
             if not 0 <= at < len(cells):
                 raise CorpusError(f"{path}:{number}: column {at + 1} is missing; the line has {len(cells)}.")

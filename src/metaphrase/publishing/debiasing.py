@@ -179,6 +179,11 @@ def embed_languages(
     model: SentenceTransformer, texts: Mapping[str, Sequence[str]], **encoding: Unpack[EncodingOptions]
 ) -> dict[str, Tensor]:
     """Embeddings of the texts of each language, on which directions are estimated, shape ``(texts, hidden)``."""
+    if not texts:
+        raise UsageError("There are no texts to estimate directions on. Pass texts of several languages.")
+    for language, one in texts.items():
+        if isinstance(one, str) or not one:
+            raise UsageError(f"The texts of {language!r} must be a list of at least one text, but are {one!r}.")
     with model.truncate_embeddings(None):  # the directions are removed before embeddings are truncated
         sides = embed_sides(model, texts.values(), **encoding)
         return {language: torch.from_numpy(one_nh) for language, one_nh in zip(texts, sides, strict=True)}

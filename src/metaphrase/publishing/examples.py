@@ -18,7 +18,7 @@ from metaphrase.io.files import UDHR
 #: Name of the model in a card until the model is pushed; sentence-transformers uses it as well.
 MODEL_ID_PLACEHOLDER = "sentence_transformers_model_id"
 
-_LOADS = re.compile(r"""\b((?:SentenceTransformer|from_pretrained)\()"(?:[^"\\\n]|\\.)*"\)""")
+_LOADS = re.compile(r"""\b((?:SentenceTransformer|from_pretrained)\()("(?:[^"\\\n]|\\.)*")(?=[),])""")
 _LOADS_PACKAGE = re.compile(r'load_encoder\("([^"\n]+)"\)')
 _FEWEST, _MOST = 25, 110
 
@@ -127,14 +127,24 @@ def card_usage_of_transformers(name: str, model: SentenceTransformer | None, lan
     )
 
 
-def name_model(text: str, name: str | Path) -> str:
-    """Name the model in the examples of a card.
+def name_model(text: str, name: str | Path, known: Iterable[str | Path] = ()) -> str:
+    """Name the model in the examples of a card. Other models that the examples load keep their names.
+
+    Args:
+        text: The card.
+        name: The new name of the model.
+        known: Names that the model may have in the card. If it has none of them, its name is that of the first model that
+            the card loads.
 
     >>> name_model('model = SentenceTransformer("runs/sw")', "me/sw")
     'model = SentenceTransformer("me/sw")'
     """
-    quoted_name = json.dumps(str(name), ensure_ascii=False)
-    return _LOADS.sub(lambda match: f"{match[1]}{quoted_name})", text)
+    loaded = [match[2] for match in _LOADS.finditer(text)]
+    quoted_name, *quoted_known = (
+        json.dumps(str(one), ensure_ascii=False) for one in (name, MODEL_ID_PLACEHOLDER, *known)
+    )
+    own = set(quoted_known) & set(loaded) or set(loaded[:1])
+    return _LOADS.sub(lambda match: f"{match[1]}{quoted_name}" if match[2] in own else match[0], text)
 
 
 def name_package(text: str, repo_id: str) -> str:

@@ -334,11 +334,13 @@ def _additions(name: str) -> dict[str, Any]:
     if not files:
         return {}
     vectors = load_vectors(files)
-    alphas, removed = [one.alpha for one in vectors], [one.directions for one in vectors if one.directions is not None]
+    alphas, removed = [one.alpha for one in vectors], dict.fromkeys((one.base for one in vectors), 0)
+    for one in vectors:  # the sum of vectors of one base has the directions of the one with most
+        removed[one.base] = max(removed[one.base], 0 if one.directions is None else len(one.directions))
     base, *tuned = (Path(one).resolve().name if is_local(one) else one for one in (base, *files))
     return {
         "merge": {"base": base, "alpha": alphas[0] if len(set(alphas)) == 1 else alphas, "tuned": tuned},
-        "debias": {"directions": sum(map(len, removed))} if removed else None,
+        "debias": {"directions": sum(removed.values())} if any(removed.values()) else None,
     }
 
 

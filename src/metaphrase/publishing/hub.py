@@ -110,7 +110,7 @@ def push(
         copy = Path(place)
         names = copy_release(Path(folder), copy, with_heads=with_heads)
         for name in {CARD, TRAINING_ARGS} & set(names):
-            text = name_model(redact(_text(copy / name, Path(folder) / name)), repo_id)
+            text = name_model(redact(_text(copy / name, Path(folder) / name)), repo_id, [folder, Path(folder).name])
             (copy / name).write_text(text, encoding="utf-8")
         if check:
             verify(copy, name=str(folder))
@@ -215,7 +215,7 @@ def _is_public(name: str) -> bool:
 def _text(path: Path, original: Path | None = None) -> str:
     """The text of a file, which may be a copy of another."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ModelFileError(f"{original or path} is not in UTF-8. Save it in UTF-8, and push again.") from error
 

@@ -53,6 +53,7 @@ from metaphrase.io.files import read_json, write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.merging import TaskVector, combine
+from metaphrase.merging.files import is_vector
 from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
@@ -367,10 +368,28 @@ def _check(options: MergeOptions) -> None:
                     f"--{name} {file} is in the folder of the encoder, {options.output_dir}. Write it elsewhere."
                 )
     _check_choice(options)
+    _check_files(options)
+
+
+def _check_files(options: MergeOptions) -> None:
+    """Refuse to overwrite what is read, and files of another kind."""
     read: list[Path] = [*map(Path, (*options.models, *options.texts))]
     read += chain.from_iterable(map(encoder_files, options.models))
+    read += chain.from_iterable(Path(folder).glob("*") for folder in (options.dev, *options.guard) if folder)
     plot = Path(options.curve).with_suffix(".png") if options.curve else None
     check_files([options.vector, options.curve, plot], [path for path in read if path.is_file()])
+    for file, is_one, kind in ((options.vector, is_vector, "task vector"), (options.curve, _is_curve, "curve")):
+        if file is not None and Path(file).is_file() and not is_one(Path(file)):
+            raise UsageError(f"{file} exists and is no {kind}, so it is not replaced. Choose another file.")
+
+
+def _is_curve(path: Path) -> bool:
+    """Whether a file is a curve that `write_curve` wrote."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"alpha", "points"} <= content.keys()
 
 
 def _check_choice(options: MergeOptions) -> None:

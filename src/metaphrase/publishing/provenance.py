@@ -79,8 +79,8 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     """Return the licences (``license``), their names and links (`LICENSE_KEYS`) or the languages (``language``) in a card.
 
     The card is that of a folder or of a repository on the Hub. The values are spelled as in the card; none if it cannot be
-    read. For a model with task vectors, they are those of all of them. For a data set with another licence, the card's
-    ``license_name``.
+    read. For a model with task vectors, they are those of all of them, and for a folder with a task vector and no card those
+    of the vector. For a data set with another licence, the card's ``license_name``.
     """
     base, files = split_vectors(name) if repo_type == "model" else (name, [])
     if files:
@@ -93,9 +93,21 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
         return ["mit"] if key == "license" else []
     metadata = card_metadata(name, repo_type=repo_type, revision=revision)
     found = metadata.get(key)
+    if found is None and repo_type == "model" and (file := _local_vector(name)) is not None:
+        vector = TaskVector.load(file)
+        return (
+            (vector.license or "").split(" AND ")
+            if key == "license" and vector.license
+            else stated_in(vector.card, key)
+        )
     if repo_type == "dataset" and found in ("other", ["other"]):
         found = metadata.get("license_name") or found
     return as_list(found)
+
+
+def _local_vector(name: str) -> Path | None:
+    """The task vector in a local folder, or in an installed package, that holds nothing else."""
+    return vector_file(name) if is_local(name) or installed_model(name) else None
 
 
 def stated_license(name: str, *, revision: str | None = None) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def pull(options: PullOptions) -> Pull:
         text, weights = None, weights_digests(draft.folder)
         describes = not vectors and (not has_vector(source) or is_packaged(source))  # others have a card of the vector
         if describes and (own := model_file(source, CARD)) is not None:
-            text = name_model(own.read_text(encoding="utf-8", errors="replace"), options.output_dir)
+            text = name_model(own.read_text(encoding="utf-8", errors="replace"), options.output_dir, [name])
             text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
             text = text.replace("\n- task-vector\n", "\n", 1)
             text = _with_weights(text, weights)  # the card has those of the release before it was stored in 4 bits

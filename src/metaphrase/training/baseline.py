@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -99,14 +99,15 @@ def read_folders(folder: str | Path, languages: Sequence[str] = ()) -> Sets:
     return {path.resolve().name: load_test_folder(folder, languages or None)}
 
 
-def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> EvaluationSets:
+def split_retention(tests: Sets, config: RunConfig, recipe: Recipe, languages: Collection[str] = ()) -> EvaluationSets:
     """Separate the languages that are trained on from the others, and add the retention sets.
 
-    Test sets are unchanged if none of their languages is trained on. A recipe with a language embedding cannot embed other
-    languages. If directions of language identity are removed, the Universal Declaration of Human Rights is measured on the
-    articles on which the directions are not estimated.
+    ``languages`` are those of the corpus, if it is loaded; they count if neither the options nor the names of its files state
+    them. Test sets are unchanged if none of their languages is trained on. A recipe with a language embedding cannot embed
+    other languages. If directions of language identity are removed, the Universal Declaration of Human Rights is measured on
+    the articles on which the directions are not estimated.
     """
-    split = _split_retention(tests, config, recipe)
+    split = _split_retention(tests, config, recipe, configured_languages(config) or set(languages))
     if config.debias:
         parts = (
             {name: articles_of(one, "even") for name, one in sets.items()} for sets in (split.trained, split.retention)
@@ -115,7 +116,7 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluatio
     return split
 
 
-def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> EvaluationSets:
+def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe, languages: set[str]) -> EvaluationSets:
     if config.retention == ["none"] or not (tests or config.retention):
         return EvaluationSets(tests)
     if not tests:
@@ -125,7 +126,6 @@ def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluati
             "Recipe %s learns a vector for each language: languages without one are not measured.", recipe.name
         )
         return EvaluationSets(tests)
-    languages = configured_languages(config)
     own: Sets = tests
     others: Sets = {}
     if any(languages & sets.keys() for sets in tests.values()):

@@ -53,7 +53,7 @@ _WITHOUT_EFFECT = {"disable_tqdm", "report_to", *WITHOUT_EFFECT}
 _NUMBER_OR_AUTO: dict[str, tuple[type[float], Any]] = {"merge": (float, MergeWeight), "debias": (int, Directions)}
 
 #: Options that replace a setting of the recipe, which would take precedence over them.
-_REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "effective_batch_size"}
+REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "effective_batch_size"}
 
 #: Values of ``clean``.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
@@ -85,13 +85,13 @@ class RunOptions:
     test: list[str] = option(
         [],
         "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), or parent folders of such folders, measured before and "
-        "after training, with a report.",
+        "after training, with a report. With --languages, only these languages are measured.",
     )
     retention: list[str] = option(
         [],
         "Folders of test sets in languages that are not trained on, measured before and after training; 'none' skips "
-        "this measurement. Default, with --test: the other languages of the test sets, or else the packaged Universal "
-        "Declaration of Human Rights in 94 languages (6,000 pairs).",
+        "this measurement. Default, with --test: without --languages the other languages of the test sets, or else the "
+        "packaged Universal Declaration of Human Rights in 94 languages (6,000 pairs).",
     )
     retention_languages: list[str] = option(
         [], "Languages of the retention sets that are measured. If omitted, or 'all': all languages."
@@ -205,7 +205,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         recipe: Any = settings.get("recipe", options["recipe"].default)
         recipe = recipe if isinstance(recipe, Recipe) else str(recipe)  # a Recipe is refused
         defaults = recipe_settings(recipe, paper_training=bool(settings.get("paper_training")))
-        replaced = {name for option, name in _REPLACED.items() if option in settings}
+        replaced = {name for option, name in REPLACED.items() if option in settings}
         defaults = {name: value for name, value in defaults.items() if name not in replaced}
         for name, one in options.items():
             default = default_of(one)

@@ -31,9 +31,9 @@ from metaphrase.checkpoints.folders import (
 from metaphrase.checkpoints.saving import errors_of
 from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.adapters import adapter_settings
-from metaphrase.encoders.loading import origin_of
+from metaphrase.encoders.loading import encoder_files, origin_of
 from metaphrase.exceptions import CheckpointError
-from metaphrase.io.digests import json_digest, tokenizer_content
+from metaphrase.io.digests import files_sha256, json_digest, tokenizer_content
 from metaphrase.io.environment import hardware, versions
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
@@ -98,12 +98,19 @@ class RunFacts:
         return {
             "base_model": card.base_model if card.base_model_revision else folder,
             "base_model_revision": card.base_model_revision,
+            "base_weights": self._base_weights,
             "pooling": [module.pooling_mode for module in model if isinstance(module, Pooling)],
             "modules": [f"{type(module).__name__} {_digest(module.get_config_dict())}" for module in others],
             "tokenizer": self._tokenizer_digest,
             "frozen": [name for name, weight in model.named_parameters() if not weight.requires_grad],
             **({"adapters": _digest(adapters)} if (adapters := adapter_settings(model)) else {}),
         }
+
+    @cached_property
+    def _base_weights(self) -> str | None:
+        """Digest of the files of weights in a local folder, which could contain other weights than before."""
+        files = [path for path in encoder_files(origin_of(self._model)) if path.suffix == ".safetensors"]
+        return files_sha256(files)[:16] if files else None
 
     @cached_property
     def _tokenizer_digest(self) -> str:

@@ -51,6 +51,7 @@ from metaphrase.training.baseline import (
     Baseline,
     EvaluationSets,
     Sets,
+    configured_languages,
     measure_baseline,
     read_test_sets,
     split_retention,
@@ -248,8 +249,8 @@ class TrainingRun:
         """Read the test sets, and separate the languages that are trained on from the others."""
         self.tests = EvaluationSets()
         if self.is_main_process:
-            tests = read_test_sets(self.config) if self.inputs.tests is None else self.inputs.tests
-            self.tests = split_retention(tests, self.config, self.recipe)
+            self._test_sets = read_test_sets(self.config) if self.inputs.tests is None else self.inputs.tests
+            self.tests = split_retention(self._test_sets, self.config, self.recipe)
 
     def measure_baseline(self) -> None:
         """Measure the encoder before training; an earlier run's results in the output folder are reused.
@@ -275,6 +276,9 @@ class TrainingRun:
         """Read the training bitext with the columns that the recipe reads, and the dev bitext."""
         corpus = self.inputs.corpus or read_bitext(self.config, self.encoder, self.arguments)
         self.corpus = with_columns(corpus, self.recipe, self.config, self.arguments)
+        if self.is_main_process and not configured_languages(self.config):
+            languages = {language for file in self.corpus.files for language in file["languages"]}
+            self.tests = split_retention(self._test_sets, self.config, self.recipe, languages)
         self.dev = read_dev(self.config, self.corpus) if self.inputs.dev is None else self.inputs.dev
         self.leakage = leakage(self.corpus.dataset, self.dev, self.tests.merged())
 

@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetDict
 from tokenizers.normalizers import Lowercase
 
 from metaphrase.aligners.embedding import EmbeddingAligner
-from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder, parallel_files
 from metaphrase.evaluation.bucc import PROTOCOLS
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.distractors import KINDS
@@ -1187,6 +1187,27 @@ def test_languages_that_a_folder_lacks_have_a_warning(data, caplog):
     absent = {"tatoeba": "ee, prs_Arab", "news": "sw, ee, prs_Arab", "sib200": "prs_Arab"}
     absent |= dict.fromkeys(("stsb", "bucc", "pawsx"), "sw, ee, prs_Arab") | {"xquad-r": "ee, prs_Arab"}
     assert warned == {f"{data / name} has no data in {languages}.": 1 for name, languages in absent.items()}
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("pt_BR", ["pt_BR"]),
+        ("pt-br", ["pt_BR"]),
+        ("pt", ["pt_BR", "pt_PT"]),
+        ("zh_TW", ["zh_TW"]),
+        ("zh-Hant", ["zh_TW"]),
+        ("por", ["pt_BR", "pt_PT"]),
+    ],
+)
+def test_regions_are_told_apart(code, names, tmp_path):
+    folder = tmp_path / "news"
+    folder.mkdir()
+    for name in ("pt_BR", "pt_PT", "zh_CN", "zh_TW"):
+        (folder / f"{name}-en.tsv").write_text(f"source\ttarget\n{name}\tone\n")
+    assert list(parallel_folders(folder, Settings(languages=[code]))["news"].files) == names
+    assert list(parallel_files(folder, [code], None)) == names
+    assert [one.sources for one in load_parallel_folder(folder, [code]).values()] == [(name,) for name in names]
 
 
 def test_trained_languages_by_any_code(tmp_path, caplog):

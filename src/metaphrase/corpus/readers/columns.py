@@ -124,7 +124,7 @@ def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
         header = ("," if file.format == "csv" else "<TAB>").join(["source", "target", "source_lang"])
         raise CorpusError(
             f"{file.name}:1: a {kind} without a header has two columns, source and target, but {has}. Add a header such as "
-            f"'{header}', or name the columns of its header: --source_column and --target_column."
+            f"'{header}', or, for a corpus, name the columns of its header: --source_column and --target_column."
         )
     return None
 
@@ -135,7 +135,8 @@ def _no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusErro
     wanted = " and ".join(map(repr, file.columns)) if file.columns else wanted
     found = excerpt(", ".join(map(repr, names)))
     return CorpusError(
-        f"{file.name}:{line}: no columns {wanted}; found {found}. Rename them, or pass --source_column and --target_column."
+        f"{file.name}:{line}: no columns {wanted}; found {found}. Rename them, or, for a corpus, pass "
+        "--source_column and --target_column."
     )
 
 

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.codes import language_code, standard_code
+from metaphrase.corpus.codes import find_languages, language_code, region_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
@@ -112,9 +113,17 @@ class Settings:
         """Split lists at commas and spaces; None is no list or no prompt."""
         self.prompt = None if self.prompt == "none" else self.prompt
         named = split_list(self.languages or ())
-        self.languages = [code if is_variety(code) else language_code(code) for code in named] or None
+        self.languages = [
+            code if is_variety(code) or (language_code(code) and region_of(code)) else language_code(code)
+            for code in named
+        ] or None
         for name in ("protocols", "tasks", "trained_languages"):
             setattr(self, name, split_list(getattr(self, name) or ()) or None)
+
+    @property
+    def codes(self) -> list[str] | None:
+        """The languages without their regions."""
+        return self.languages and [code if is_variety(code) else language_code(code) for code in self.languages]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain data, without the fields of a subclass."""
@@ -289,12 +298,12 @@ def wanted_languages(languages: Iterable[str], settings: Settings, folder: Path)
     The languages that it lacks have a warning, except for those of a sample.
     """
     available = list(languages)
-    names = {standard_code(language) or language: language for language in available}
-    names |= {language: language for language in available}
-    wanted = [code if is_variety(code) else standard_code(code) or code for code in settings.languages or ()]
+    if not settings.languages:
+        return available
+    found = {code: find_languages(code, available) for code in settings.languages}
     if available and settings.first is None:
-        warn_absent(folder, [code for code in wanted if code not in names])
-    return [names[code] for code in wanted if code in names] if wanted else available
+        warn_absent(folder, [code for code, names in found.items() if not names])
+    return list(dict.fromkeys(chain.from_iterable(found.values())))
 
 
 def warn_absent(folder: Path, languages: Iterable[str]) -> None:

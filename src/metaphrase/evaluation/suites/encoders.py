@@ -254,7 +254,7 @@ def _items(whole: Sequence[int], settings: Settings) -> Sequence[int]:
 def _sts22(subject: Subject) -> Results:
     tasks = load_mteb_tasks()
     try:
-        (task,) = tasks.get_tasks(["STS22"], subject.settings.languages)
+        (task,) = tasks.get_tasks(["STS22"], subject.settings.codes)
         sets = tasks.sts_sets(task)
     except (OSError, ValueError) as error:
         raise DataUnavailable(str(error).partition("\n")[0]) from error
@@ -536,7 +536,7 @@ def _measure_mteb(name: str, make: Callable[[Any, Subject], Any] | None, subject
     """Measure the task that ``make`` creates with `mteb_tasks`, or MTEB's task of this name."""
     tasks = load_mteb_tasks()
     try:
-        chosen = [make(tasks, subject)] if make else tasks.get_tasks([name], subject.settings.languages)
+        chosen = [make(tasks, subject)] if make else tasks.get_tasks([name], subject.settings.codes)
     except MissingFileError as error:  # MTEB has none of the languages
         raise DataUnavailable(str(error).removesuffix(".")) from error
     folder = subject.output / ("mteb-bf16" if subject.settings.bf16 else "mteb")  # MTEB's cache ignores the precision

@@ -51,7 +51,7 @@ _APPLIES = {
     setting: {name for name, suite in SUITES.items() if setting in suite.reads}
     for setting in (
         *("prompt", "bf16", "split", "text_equality", "margin_k", "strip_quotes", "margin", "k", "retrieval"),
-        *("answer_text", "trained_languages", "transfer"),
+        *("answer_text", "trained_languages", "transfer", "languages"),
     )
 }
 _APPLIES |= {name: {"mining"} for name in ("protocols", "duplicates", "comparison")}
