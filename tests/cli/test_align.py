@@ -297,6 +297,15 @@ def test_saved_aligners_align_another_corpus(corpus, tmp_path):
     assert (tmp_path / "a.tsv").read_text() == (tmp_path / "b.tsv").read_text()
 
 
+def test_a_saved_aligner_replaces_one_of_python_in_its_folder(corpus, tmp_path):
+    aligner = StatisticalAligner("ibm1")
+    aligner.train([(Words.of("x y"), Words.of("p q"))] * 3)
+    aligner.save(tmp_path / "m")
+    assert main(["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--save", str(tmp_path / "m")]) == 0
+    assert main(["align", str(corpus), "-o", str(tmp_path / "b.tsv"), "--load", str(tmp_path / "m")]) == 0
+    assert (tmp_path / "a.tsv").read_text() == (tmp_path / "b.tsv").read_text()
+
+
 def test_the_embedding_aligner_from_the_command_line(corpus, tmp_path, tiny_encoder_dir):
     arguments = ["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--aligner", "embedding"]
     assert main([*arguments, "--model", str(tiny_encoder_dir), "--method", "argmax", "--layer", "1"]) == 0

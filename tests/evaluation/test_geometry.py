@@ -24,6 +24,13 @@ def test_hubs_match_a_loop():
     assert found.skewness == pytest.approx((centred**3).mean() / (centred**2).mean() ** 1.5)
 
 
+def test_hubs_do_not_depend_on_the_length_of_embeddings():
+    rng = np.random.default_rng(0)
+    query, pool, length = rng.normal(size=(40, 8)), rng.normal(size=(30, 8)), rng.uniform(0.1, 9, size=(30, 1))
+    one, other = (hubs(query.astype(np.float32), rows.astype(np.float32), 3) for rows in (pool, pool * length))
+    assert (one.count_m == other.count_m).all()
+
+
 def test_a_pool_without_hubs_has_no_skewness():
     rows = np.eye(8, dtype=np.float32)
     assert hubs(rows, rows, k=1) == (0.0, pytest.approx(np.ones(8)))

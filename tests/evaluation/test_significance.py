@@ -67,6 +67,12 @@ def test_paired_test_matches_loop(scores):
     assert 0.001 < result["p_value"] < 0.1  # neither end of the scale, or the line above compares nothing
 
 
+@pytest.mark.parametrize("scores", [[1, float("nan"), 0], [100, 0, 50], [[1, 0], [0, 1]], [-1, 0, 1]])
+def test_scores_outside_the_range_are_refused(scores):
+    with pytest.raises(ValueError, match="numbers from 0 to 1, in one dimension"):
+        bootstrap_interval(scores)
+
+
 def test_pairing_matters():
     """Two models that agree on all but 4 of 100 items differ by far less than their own intervals are wide."""
     before = np.arange(100) % 2

@@ -99,9 +99,13 @@ def required(thing) -> dict[str, object]:
     missing = [f.name for f in fields(thing) if f.init and f.default is MISSING and f.default_factory is MISSING]
     hints = hints_of(thing)
     return {
-        name: next((one.least for one in ranges(hints[name])), False if hints[name] is bool else "source")
+        name: next((one.least for one in ranges(hints[name])), False if hints[name] is bool else text(hints[name]))
         for name in missing
     }
+
+
+def text(hint) -> str | list[str]:
+    return ["source"] if get_origin(hint) is list else "source"
 
 
 @pytest.mark.parametrize(("thing", "found"), WALKED)

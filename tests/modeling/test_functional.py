@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch.utils.checkpoint import checkpoint
 
-from metaphrase.exceptions import MissingExtraError
+from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.modeling import functional
 from metaphrase.modeling.functional import (
     accumulated_in_place,
@@ -17,6 +17,9 @@ from metaphrase.modeling.functional import (
     translation_ranking,
     vocabulary_cross_entropy,
 )
+from metaphrase.modeling.precision import bfloat16
+from metaphrase.objectives.momentum_contrast import momentum_contrast
+from metaphrase.objectives.similarity_preservation import similarity_preservation
 from tests.oracles import (
     cross_entropy_loop,
     several_positives_loop,
@@ -504,3 +507,22 @@ def test_liger_gives_the_same(dtype, monkeypatch):
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for one, other in zip(measured(True), measured(False), strict=True):
         assert (one - other).norm() <= tolerance * other.norm()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: translation_ranking(x, x, similarity="cos"),
+        lambda x: translation_ranking(x, x, direction="forward"),
+        lambda x: momentum_contrast(x, x, x, denominator="both"),
+        lambda x: similarity_preservation(x, x, ~torch.eye(3, dtype=torch.bool), divergence="mse"),
+    ],
+)
+def test_unknown_choices_are_refused(call):
+    with pytest.raises(UsageError, match="must be"):
+        call(torch.eye(3))
+
+
+def test_a_float16_encoder_is_not_computed_in_bfloat16_on_a_cpu():
+    with pytest.raises(UsageError, match="stored in float16"):
+        bfloat16(torch.nn.Linear(2, 2).half())

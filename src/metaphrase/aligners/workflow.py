@@ -206,6 +206,7 @@ def save_models(models: Path, folder: str | None) -> None:
         from metaphrase.aligners.statistical import remove_aligner
 
         place = claim_folder(folder)
+        remove_aligner(place)  # of `StatisticalAligner.save`: it would be loaded instead
         for trained in (path for path in models.iterdir() if path.is_dir()):
             remove_aligner(claim_folder(place / trained.name))
         shutil.copytree(models, place, dirs_exist_ok=True)

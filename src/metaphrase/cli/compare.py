@@ -40,7 +40,9 @@ def run(argv: Sequence[str]) -> int:
     """Compare the runs and print a table."""
     (options,) = parse("metaphrase compare", [CompareOptions], argv, description=SUMMARY, examples=EXAMPLES)
     if options.plot is not None and Path(options.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot is drawn as PNG, SVG or PDF, but is {options.plot}. End its name in .png, .svg or .pdf.")
+        raise UsageError(
+            f"--plot is drawn as PNG, SVG or PDF, but is {options.plot}. End its name in .png, .svg or .pdf."
+        )
     check_files([options.plot], [])
     rows = compare_runs(options.runs, baseline=options.baseline)
     drawn = [f"Plot: {save_plot(rows, options.plot)}"] if options.plot else []

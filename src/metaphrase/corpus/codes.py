@@ -172,6 +172,16 @@ def code_with_script(name: str) -> str:
     return f"{bare_language(code)}-{script}" if script else code
 
 
+def code_with_region(name: str) -> str:
+    """As :func:`language_code`, or the code as it is spelled if it states a region.
+
+    >>> code_with_region("zho_Hans"), code_with_region("pt_BR")
+    ('zh', 'pt_BR')
+    """
+    code = language_code(name)
+    return name if region_of(name) else code
+
+
 def split_languages(items: Iterable[str], *, keep_scripts: bool = False) -> list[str]:
     """Split codes of languages at commas and spaces, and check them with :func:`language_code`; each counts once.
 

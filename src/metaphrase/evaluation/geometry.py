@@ -14,7 +14,7 @@ from scipy.stats import skew
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
-from metaphrase.mining.search import nearest_neighbours
+from metaphrase.mining.search import nearest_neighbours, unit_rows
 
 #: Neighbours of a query whose occurrences are counted.
 HUB_NEIGHBOURS = 10
@@ -40,7 +40,7 @@ def hubs(query_nh: NDArray[np.float32], pool_mh: NDArray[np.float32], k: int = H
     Reference: Radovanović et al. 2010, "Hubs in Space: Popular Nearest Neighbors in High-Dimensional Data".
     """
     k = min(k, len(pool_mh))
-    row_nk = nearest_neighbours(query_nh, pool_mh, k).row_qk
+    row_nk = nearest_neighbours(unit_rows(query_nh), unit_rows(pool_mh), k).row_qk
     count_m = np.bincount(row_nk.ravel(), minlength=len(pool_mh))
     return Hubs(float(skew(count_m)) if count_m.std() else 0.0, count_m)
 

@@ -50,11 +50,17 @@ def bootstrap_interval(
     Returns:
         Lower and upper end in percent. The interval has no width if all items have the same score.
 
+    Raises:
+        ValueError: There are no scores, or one of them is not in [0, 1].
+
     >>> low, high = bootstrap_interval([1] * 70 + [0] * 30)
     >>> 60 <= low <= 62 and 78 <= high <= 80
     True
     """
-    return percentile_interval(resampled_means({"": correct}, resamples=resamples, seed=seed), confidence)
+    correct_n = np.asarray(correct, dtype=np.float64)
+    if correct_n.ndim != 1 or not ((correct_n >= 0) & (correct_n <= 1)).all():
+        raise ValueError("The scores of items must be numbers from 0 to 1, in one dimension.")
+    return percentile_interval(resampled_means({"": correct_n}, resamples=resamples, seed=seed), confidence)
 
 
 def item_differences(

@@ -161,9 +161,9 @@ def is_limited(hint: Any) -> bool:
 
 
 def check_values(hints: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
-    """Refuse numbers out of range, unknown choices, and text in place of true, false or a list; others are not checked."""
+    """Refuse numbers out of range, unknown choices, and text in place of true or false; other types are not checked."""
     for key, value in given.items():
-        if is_limited(hints.get(key)) or (isinstance(value, str) and get_origin(hints.get(key)) is list):
+        if is_limited(hints.get(key)):
             check_value(value, hints[key], f"{key!r} of {name}")
 
 
@@ -182,7 +182,11 @@ def checked(target: _Target) -> _Target:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         name = type(args[0]).__qualname__ if inspect.isclass(target) else target.__qualname__
-        check_values(hints(), {**signature.bind_partial(*args, **kwargs).arguments, **kwargs}, name)
+        given = {**signature.bind_partial(*args, **kwargs).arguments, **kwargs}
+        check_values(hints(), given, name)
+        for key, value in given.items():
+            if isinstance(value, str) and get_origin(hints().get(key)) is list:  # each letter would be an item
+                check_value(value, hints()[key], f"{key!r} of {name}")
         return function(*args, **kwargs)
 
     hints = functools.cache(lambda: hints_of(target))

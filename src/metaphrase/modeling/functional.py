@@ -17,6 +17,7 @@ from sentence_transformers.util import all_gather_with_grad, get_world_size
 from torch import Tensor
 
 from metaphrase.exceptions import MissingExtraError, NonFiniteError
+from metaphrase.io.arguments import check_value
 from metaphrase.io.environment import install_command
 
 Direction = Literal["source_to_target", "target_to_source", "symmetric"]
@@ -73,7 +74,8 @@ def translation_ranking(  # noqa: PLR0913 - options of one equation, by keyword
         Scalar loss.
 
     Raises:
-        ValueError: The direction is not ``"source_to_target"``, and the two pools differ in size.
+        ValueError: The direction is not ``"source_to_target"``, and the two pools differ in size, or the direction or the
+            similarity is unknown.
 
     Reference: Li et al. 2023 (DAP), section 3.2, equation 5; Feng et al. 2022 (LaBSE), additive margin; Khosla et al. 2020
     (supervised contrastive learning), equation 2, for several translations.
@@ -81,6 +83,8 @@ def translation_ranking(  # noqa: PLR0913 - options of one equation, by keyword
     >>> translation_ranking(torch.eye(3), torch.eye(3)).item() < 1e-6
     True
     """
+    check_value(direction, Direction, "'direction' of translation_ranking")
+    check_value(similarity, Similarity, "'similarity' of translation_ranking")
     if direction != "source_to_target" and len(source_bh) != len(target_bh):
         raise ValueError(
             f"Direction {direction!r} ranks sources for each target and requires as many sources as targets, but got "

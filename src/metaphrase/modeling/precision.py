@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import nn
 
+from metaphrase.exceptions import UsageError
 from metaphrase.io.environment import has_bfloat16_instructions
 
 logger = logging.getLogger(__name__)
@@ -18,8 +19,16 @@ def bfloat16(module: nn.Module, *, enabled: bool = True) -> torch.autocast:
 
     Weights and outputs of norms remain in float32. On a CPU without instructions for bfloat16, the result is the same, but
     slower than in float32; this is logged once.
+
+    Raises:
+        UsageError: The module is on a CPU, and in float16.
     """
     device = next((one.device.type for one in module.parameters()), "cpu")
+    if enabled and device == "cpu" and any(one.dtype == torch.float16 for one in module.parameters()):
+        raise UsageError(
+            "This encoder is stored in float16, which a CPU does not combine with bfloat16. Omit --bf16 (bf16), or convert "
+            "the encoder with .float()."
+        )
     if enabled and device == "cpu" and not has_bfloat16_instructions():
         _warn()
     return torch.autocast(device, torch.bfloat16, enabled=enabled)

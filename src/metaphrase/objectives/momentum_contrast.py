@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.exceptions import ModelError, UsageError
-from metaphrase.io.arguments import Length, Range, Share, Temperature
+from metaphrase.io.arguments import Length, Range, Share, Temperature, check_value
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen
 from metaphrase.modeling.functional import at_least_float32, gather_with_gradient, mean_pooled
@@ -58,6 +58,7 @@ def momentum_contrast(
     >>> momentum_contrast(query, query, query.expand(7, 4)).exp().round().item()
     8.0
     """
+    check_value(denominator, Denominator, "'denominator' of momentum_contrast")
     query_bh, key_bh, queue_qh = map(at_least_float32, (query_bh, key_bh, queue_qh))
     with torch.autocast(query_bh.device.type, enabled=False):
         positive_b1 = (query_bh * key_bh).sum(dim=1, keepdim=True) / temperature

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from metaphrase.io.arguments import OwnTemperature
+from metaphrase.io.arguments import OwnTemperature, check_value
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines
 from metaphrase.modeling.views import View
@@ -46,6 +46,7 @@ def similarity_preservation(
     >>> similarity_preservation(torch.eye(3), torch.eye(3)[[2, 0, 1]], peers).item()
     0.0
     """
+    check_value(divergence, Divergence, "'divergence' of similarity_preservation")
     if not peer_bb.any():
         return embedding_bh.sum() * 0.0
     new_bb, old_bb = (cosines(one_bh, one_bh) for one_bh in (embedding_bh, original_bh))

@@ -17,7 +17,7 @@ from datasets import Dataset
 from huggingface_hub import EvalResultEntry
 from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.model_card import YAML_FIELDS
+from sentence_transformers.base.model_card import YAML_FIELDS, format_duration
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from metaphrase import __version__
@@ -75,6 +75,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         seed: Random seed.
         mlm_head: Description of the layers between the encoder and the vocabulary during training.
         hardware: Description of the training hardware.
+        training_seconds: Training time, of a resumed run from its start. None: the time that the callback measured.
         weights: SHA-256 of each weights file of the release.
         limitations: Sentences about the limits of the model.
     """
@@ -97,6 +98,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     seed: int | None = None
     mlm_head: str | None = None
     hardware: str | None = None
+    training_seconds: float | None = None
     weights: dict[str, str] = field(default_factory=dict)
     limitations: list[str] = field(default_factory=lambda: list(LIMITATIONS))
     tags: list[str] = field(default_factory=lambda: list(TAGS))
@@ -323,7 +325,11 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "seed": cell(None if self.seed is None else str(self.seed)),
             "command": fence(self.command, "bash"),
             "hardware": cell(self.hardware),
-            "time": cell(values.get("training_time")),
+            "time": cell(
+                values.get("training_time")
+                if self.training_seconds is None
+                else format_duration(self.training_seconds)
+            ),
             "settings": _settings(self.non_default_hyperparameters),
             "all_settings": _settings(self.all_hyperparameters),
             "log": table(_thinned(self.training_logs)),

@@ -46,11 +46,19 @@ def test_only_the_asked_languages(nli):
         read_languages(f"{nli}@validation", XNLI, split="test")
 
 
+def test_items_have_the_same_numbers_with_and_without_a_header(tmp_path):
+    rows = "one\ttwo\tneutral\nthree\tfour\tentailment\n"
+    (tmp_path / "dev-en.tsv").write_text(rows)
+    (tmp_path / "dev-sw.tsv").write_text(f"premise\thypothesis\tlabel\n{rows}")
+    english, swahili = (list(XNLI.read(tmp_path / f"dev-{code}.tsv", code)) for code in ("en", "sw"))
+    assert english == swahili
+
+
 def test_headers_identifiers_quotes_and_untranslated_rows(tmp_path):
     rows = ["id\tsentence1\tsentence2\tlabel", '1\t"quoted\tb\t1', "2\tNS\tb\t0", "3\ta\t \t0", "4\ta\tb\t0"]
     (tmp_path / "dev-de.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (german,) = read_languages(str(tmp_path), PAWSX, split="dev").values()
-    assert german["item"] == ["1", "4"]
+    assert german["item"] == ["0", "3"]
     assert german["sentence1"] == ['"quoted', "a"]
     assert german["label"] == [1, 0]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.codes import find_languages, language_code, region_of
+from metaphrase.corpus.codes import code_with_region, find_languages, language_code
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
@@ -113,10 +113,7 @@ class Settings:
         """Split lists at commas and spaces; None is no list or no prompt."""
         self.prompt = None if self.prompt == "none" else self.prompt
         named = split_list(self.languages or ())
-        self.languages = [
-            code if is_variety(code) or (language_code(code) and region_of(code)) else language_code(code)
-            for code in named
-        ] or None
+        self.languages = [code if is_variety(code) else code_with_region(code) for code in named] or None
         for name in ("protocols", "tasks", "trained_languages"):
             setattr(self, name, split_list(getattr(self, name) or ()) or None)
 

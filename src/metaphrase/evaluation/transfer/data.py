@@ -203,18 +203,19 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
         return {"item": str(item), columns.first: first, columns.second: second, "label": classes[label]}
 
     def read(path: Path, language: str) -> Iterator[Row]:
-        dropped = 0
+        dropped = header = 0
         with open_text(path) as lines:
             for number, line in enumerate(lines):
                 fields = line.rstrip("\r\n").split("\t")
                 if number == 0 and fields[-1] in ("label", "gold_label"):
+                    header = 1  # items have the same numbers as in files without a header
                     continue
                 if len(fields) not in (3, 4) or fields[-1].strip() not in classes:
                     raise DataError(
                         f"{path}:{number + 1}: a line must have two sentences and one of {', '.join(labels)}, separated by "
                         f"tabs, but is {line.rstrip()[:80]!r}."
                     )
-                if (row := row_of(number, fields[-3], fields[-2], fields[-1].strip())) is None:
+                if (row := row_of(number - header, fields[-3], fields[-2], fields[-1].strip())) is None:
                     dropped += 1
                 else:
                     yield row
