@@ -68,7 +68,7 @@ def render_table(
         table.add_section()
         for group, row in after["groups"].items():
             members = TATOEBA_GROUPS.get(group)
-            n = sum(counts[language] or 0 for language in members) if members else row["n"]
+            n = sum(counts[language] or 0 for language in members) if members else None  # items, as in other rows
             add(f"the {group}" if members else group, n, row, before["groups"].get(group) if before else None, None)
         total = None if None in counts.values() else sum(counts.values())
         add("average", total, after["average"], before and before["average"], comparison and comparison["pooled"])
