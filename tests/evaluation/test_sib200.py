@@ -184,8 +184,8 @@ def test_the_average_is_as_uncertain_as_the_sentences_that_languages_share(tmp_p
     other = replace(shared, languages={**shared.languages, "ewe_Latn": _turned(shared.languages["ewe_Latn"])})
     rows = compare(other, shared, resamples=2000)
     hits = [shared.items(language) - other.items(language) for language in shared.languages]
-    expected = bootstrap_interval(np.mean(hits, axis=0) + 1, resamples=2000)
-    assert rows["pooled"]["interval"] == pytest.approx(np.array(expected) - 100)
+    expected = bootstrap_interval((np.mean(hits, axis=0) + 1) / 2, resamples=2000)  # the differences as scores
+    assert rows["pooled"]["interval"] == pytest.approx(2 * np.array(expected) - 100)
 
 
 def _turned(one):

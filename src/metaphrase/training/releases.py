@@ -46,7 +46,7 @@ def describe(
     card.teacher = _teacher(facts.get("recipe", {}))
     card.language = sorted({language for file in facts["files"] for language in file["languages"]})
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
-    card.training_seconds = facts["training_seconds"]
+    card.training_seconds = facts.get("training_seconds")
     card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())
     if is_starter(facts["model"]):
         card.base_model, card.license = HUB_ID, "mit"
