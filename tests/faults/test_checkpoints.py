@@ -396,7 +396,9 @@ def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(make_trainer, m
 
 def test_a_measure_for_the_best_checkpoint_that_does_not_exist(make_trainer, monkeypatch):
     monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
-    with pytest.raises(UsageError, match=r"eval_scor was not measured; choose one of eval_score"):
+    with pytest.raises(
+        UsageError, match=r"\(eval_scor\) is not a result of the evaluation; choose one of eval_score\. The terms"
+    ):
         make_trainer(**SETTINGS | {"recipe": "tr", "metric_for_best_model": "eval_scor"}).train()
 
 

@@ -66,14 +66,16 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(make_trainer, caplog, f
     spoil(trainer, "moco", {2}, value)
     watch = Watch().bind(trainer)
     with caplog.at_level(logging.WARNING, logger="metaphrase"):
-        trainer.train()
+        result = trainer.train()
     before, first, second, third, _ = watch.weights
     assert same(first, second)  # the queue and the momentum encoder too
     assert not same(before, first)
     assert not same(second, third)
     assert "The loss of moco is NaN or infinite in step 2, which is skipped." in caplog.text
     assert logs(trainer, "skipped_steps") == [1, 1]
-    alone, _ = logs(trainer, "loss")
+    alone, later = logs(trainer, "loss")
+    assert result.training_loss == result.metrics["train_loss"] == logs(trainer, "train_loss")[0]
+    assert result.training_loss == pytest.approx((alone + 2 * later) / 3, rel=1e-3)
     again = make_trainer(
         recipe="ppa",
         gradient_accumulation_steps=accumulation,

@@ -215,6 +215,12 @@ def test_vocabulary_matches_loop(small_blocks, n, vocabulary, with_bias):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("label", [-100, -1, 9])
+def test_vocabulary_with_a_label_that_is_not_a_row_is_nan(small_blocks, label):
+    loss = vocabulary_cross_entropy(torch.randn(3, 4), torch.randn(9, 4), torch.tensor([1, label, 8]))
+    assert loss.isnan()
+
+
 def test_vocabulary_gradcheck(small_blocks):
     hidden, weight, bias, labels = vocabulary_case()
     assert torch.autograd.gradcheck(

@@ -324,6 +324,27 @@ def test_heads_have_their_learning_rate(make_trainer):
     assert heads & {id(p) for p in trainer.optimizer.param_groups[-1]["params"]}
 
 
+def test_an_own_class_of_optimizer_trains_the_heads(make_trainer):
+    trainer = make_trainer(head_learning_rate=None)
+    trainer.optimizer_cls_and_kwargs = (torch.optim.SGD, {"lr": 0.5})
+    before = copy.deepcopy(trainer.head_parameters())
+    trainer.train()
+    assert any(not torch.equal(old, new) for old, new in zip(before, trainer.head_parameters(), strict=True))
+
+
+def test_an_own_optimizer_without_the_heads_is_refused(make_trainer):
+    trainer = make_trainer(head_learning_rate=None)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    with pytest.raises(UsageError, match=r"The optimiser lacks \d+ parameters of the objectives' heads"):
+        trainer.train()
+    trainer.optimizer = torch.optim.SGD(trainer.loss.parameters(), lr=0.5)
+    trainer.args.head_learning_rate = 1e-3
+    with pytest.raises(UsageError, match="head_learning_rate does not apply to your own optimiser"):
+        trainer.train()
+    trainer.args.head_learning_rate = None
+    trainer.train()
+
+
 def test_a_recipe_without_heads_takes_a_head_learning_rate_all_the_same(make_trainer):
     trainer = make_trainer("tr")
     assert not trainer.head_parameters()
@@ -520,6 +541,19 @@ def test_a_frozen_encoder_without_heads_is_refused(make_trainer):
         trainer.train()
 
 
+def test_only_heads_are_trained_in_a_single_process(make_trainer, monkeypatch):
+    trainer = make_trainer("dap", max_steps=2)
+    trainer.model.requires_grad_(False)
+    before = weights(trainer)
+    trainer.train()
+    changed = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
+    assert changed
+    assert not any(name.startswith("model.") for name in changed)
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
+    with pytest.raises(UsageError, match="Train only the heads of the objectives in a single process"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("other", ["rows", "names", "sampler"])
 def test_other_data_sets_are_not_resumed(make_trainer, rows, other):
     def trainer(parts, **options):
@@ -707,6 +741,24 @@ def test_a_single_pair_without_negatives_is_refused(make_trainer, rows, fault, k
         make_trainer("tr", dataset=dataset)
     make_trainer("ppa", dataset=dataset)
     fault("B3", "a single pair", tried=1, survived=1)
+
+
+@pytest.mark.parametrize(("recipe", "batches"), [("tr", 2), ("ppa", 3)])
+@pytest.mark.parametrize("kind", ["mixed", "language"])
+def test_a_last_batch_of_a_single_pair_is_dropped_if_its_negatives_are_missing(
+    make_trainer, rows, recipe, batches, kind
+):
+    data = Dataset.from_list([{**row, "source_lang": "de", "target_lang": "en"} for row in rows[:17]])
+    trainer = make_trainer(recipe, dataset=data, eval_dataset=data, per_device_eval_batch_size=8, batches=kind)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        assert len(loader) == len(list(loader)) == batches
+
+
+def test_evaluation_data_without_a_whole_batch_are_refused(make_trainer, rows):
+    data = Dataset.from_list(rows[:7])
+    make_trainer(eval_dataset=data)
+    with pytest.raises(UsageError, match="a data set with 7 pairs, which do not fill a batch of 8"):
+        make_trainer(eval_dataset={"a": Dataset.from_list(rows[:8]), "b": data}, dataloader_drop_last=True)
 
 
 @pytest.mark.parametrize("recipe", ["ppa", "mexma"])

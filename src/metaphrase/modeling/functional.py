@@ -158,13 +158,13 @@ def vocabulary_cross_entropy(
     Args:
         hidden_nh: States at the scored positions, shape ``(n, hidden)``.
         weight_vh: Output embeddings, shape ``(vocabulary, hidden)``; the encoder's table if the head is tied.
-        labels_k: Correct rows of ``weight_vh``, shape ``(k,)``, int64.
+        labels_k: Correct rows of ``weight_vh``, shape ``(k,)``, int64. No label is ignored: drop positions without one first.
         bias_v: Output bias, shape ``(vocabulary,)``.
         rows_k: Position of each label, shape ``(k,)``, int64. None assigns label ``i`` to position ``i``.
         weights_k: Non-negative weight of each label, shape ``(k,)``, not differentiated. None is ``1 / k`` for each.
 
     Returns:
-        Scalar weighted sum over the labels; without labels, a zero with a graph.
+        Scalar weighted sum over the labels; without labels, a zero with a graph. NaN if a label is not a row of the table.
 
     >>> hidden, table = torch.randn(3, 4), torch.randn(7, 4)
     >>> labels = torch.tensor([1, 0, 6])
@@ -254,7 +254,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         weights_k: Tensor | None,
     ) -> Tensor:
         normaliser_n = hidden_nh.new_full((len(hidden_nh),), -torch.inf, dtype=_wide(hidden_nh))
-        label_logit_k = normaliser_n.new_zeros(len(labels_k))
+        label_logit_k = normaliser_n.new_full((len(labels_k),), torch.nan)
         at_k = torch.arange(len(labels_k), device=labels_k.device) if rows_k is None else rows_k
         for block, logits_nv in _blocks_of_logits(hidden_nh, weight_vh, bias_v):
             inside_k = _inside(labels_k, block)

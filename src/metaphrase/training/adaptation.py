@@ -30,13 +30,14 @@ from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
-from metaphrase.evaluation.compare import languages_in_words, verdict_shown
+from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
 from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import option, split_list
+from metaphrase.io.counts import counted
 from metaphrase.io.files import PACKAGED_DATA, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
@@ -584,7 +585,7 @@ def verdict_in_words(
             "uncertain": f"may have lost {loss} (uncertain)",
         }[retained["verdict"]]
         lines.append(
-            f"{languages_in_words(number)} that {were} not trained on {kept}: {pooled['difference']:+.1f} "
+            f"{counted(number, 'language')} that {were} not trained on {kept}: {pooled['difference']:+.1f} "
             f"[{low:+.1f}, {high:+.1f}] on average."
         )
     words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)"}
@@ -594,7 +595,7 @@ def verdict_in_words(
         low, high = row["interval"]
         line = f", against a red line of {-row['limit']:g}" if "limit" in row else ""
         lines.append(
-            f"{name[:1].upper()}{name[1:]} within {languages_in_words(len(row['languages']))} {words[verdict_shown(row)]}: "
+            f"{name[:1].upper()}{name[1:]} within {counted(len(row['languages']), 'language')} {words[verdict_shown(row)]}: "
             f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."
         )
     return lines if curve is None else [*lines, str(curve)]

@@ -13,6 +13,7 @@ from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
+from torch import nn
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
@@ -21,6 +22,7 @@ from transformers.integrations.integration_utils import (
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
 from metaphrase.io.configuration import did_you_mean, option
+from metaphrase.io.counts import counted
 from metaphrase.io.environment import has_bfloat16_instructions, install_command
 from metaphrase.io.training_ranges import TrainingRanges, select_device
 from metaphrase.objectives import Objective
@@ -193,6 +195,55 @@ def check_negatives(dataset: Any, objectives: Mapping[str, Objective]) -> None:
         raise UsageError(
             f"{ranking} ranks each pair against the other pairs of its batch, but `train_dataset` is or contains a data set "
             "with a single pair, so nothing is learned. Add pairs."
+        )
+
+
+def check_evaluation_batches(dataset: Any, args: AlignmentTrainingArguments) -> None:
+    """Refuse evaluation data that do not fill a batch, if incomplete batches are dropped."""
+    size = args.per_device_eval_batch_size * args.world_size
+    for part in parts_of(dataset):
+        if args.dataloader_drop_last and isinstance(part, Dataset) and len(part) < size:
+            raise UsageError(
+                f"`eval_dataset` is or contains a data set with {counted(len(part), 'pair')}, which do not fill a batch of "
+                f"{size}, and incomplete batches are dropped, as always with several processes. Lower "
+                "per_device_eval_batch_size, or add pairs."
+            )
+
+
+def check_trainable(encoder: nn.Module, heads: Sequence[nn.Parameter], *, processes: int) -> None:
+    """Refuse to train nothing, or only heads in several processes, which divide the batches of the encoder."""
+    if any(parameter.requires_grad for parameter in encoder.parameters()):
+        return
+    if not heads:
+        raise UsageError(
+            "All parameters of the encoder are frozen and the objectives have none, so there is nothing to train. "
+            "Set requires_grad of some parameters to True."
+        )
+    if processes > 1:
+        raise UsageError(
+            "All parameters of the encoder are frozen. Train only the heads of the objectives in a single process, without "
+            "torchrun."
+        )
+
+
+def check_optimizer(
+    optimizer: torch.optim.Optimizer,
+    heads: Sequence[nn.Parameter],
+    args: AlignmentTrainingArguments,
+    *,
+    is_own: bool,
+) -> None:
+    """Refuse the caller's own optimiser if it does not train the heads, or not at their learning rate."""
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if missing := sum(id(parameter) not in known for parameter in heads):
+        raise UsageError(
+            f"The optimiser lacks {counted(missing, 'parameter')} of the objectives' heads, which would not be trained. "
+            "Create it with the parameters of the loss, `loss.parameters()`, not of the encoder only."
+        )
+    if is_own and args.head_learning_rate is not None:
+        raise UsageError(
+            "head_learning_rate does not apply to your own optimiser. Omit it, and pass `optimizers` with a parameter group "
+            "for `loss.heads.parameters()`."
         )
 
 

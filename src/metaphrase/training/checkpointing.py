@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest
+from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest, step_of
 from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, save_adapter, shared_copy
 from metaphrase.encoders.loading import load_encoder
@@ -161,10 +162,11 @@ class ResumesRuns(AtomicCheckpoints):
         try:
             return bool(super()._determine_best_metric(metrics, trial))
         except KeyError as error:
-            names = [name for name in metrics if name.startswith("eval_")]
+            names = [name for name in metrics if re.fullmatch(r"eval_.*(?<!_runtime)(?<!_per_second)", name)]
+            choices = f"choose one of {', '.join(names)}" if names else "pass eval_dataset or an evaluator"
             raise UsageError(
-                f"--metric_for_best_model {self.args.metric_for_best_model} was not measured; choose one of "
-                f"{', '.join(names)}."
+                f"metric_for_best_model ({self.args.metric_for_best_model}) is not a result of the evaluation; {choices}. "
+                "The terms of the loss are only logged."
             ) from error
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +179,7 @@ class ResumesRuns(AtomicCheckpoints):
     def _report_best_step(self) -> None:
         """Warn if the model that is loaded at the end is not the best one, because none was measured or kept."""
         best, kept = self.state.best_global_step, self.state.best_model_checkpoint
-        loaded = self.state.global_step if kept is None else _step_of(kept)
+        loaded = self.state.global_step if kept is None else step_of(kept)
         if best != loaded:
             logger.warning(
                 "The final model is from step %d, not the best by %s: %s.",
@@ -238,9 +240,5 @@ class ResumesRuns(AtomicCheckpoints):
         """Load the best checkpoint, and fail if it is damaged; the parent class would continue with the last weights."""
         best = Path(str(self.state.best_model_checkpoint))
         verify_best(best, self.args.output_dir)
-        self.model.model_card_data.set_best_model_step(_step_of(best))
+        self.model.model_card_data.set_best_model_step(step_of(best))
         self._load_from_checkpoint(str(best))
-
-
-def _step_of(checkpoint: str | Path) -> int:
-    return int(Path(checkpoint).name.rpartition("-")[2])

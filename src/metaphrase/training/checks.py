@@ -67,7 +67,7 @@ def check_guards(folders: Sequence[str]) -> None:
 
 
 def check_evaluation(config: RunConfig, dev: Collection[str]) -> None:
-    """Refuse to evaluate or to choose the best model without dev data, and warn if it is measured, but not released."""
+    """Refuse evaluation or the choice of a best model without dev data; warn if the best model is not released."""
     metric, is_chosen = config.metric_for_best_model, config.load_best_model_at_end
     saves_best = config.save_strategy == "best"
     needed = {

@@ -178,8 +178,8 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         **settings: Options by name.
 
     Raises:
-        UsageError: An option is unknown (the message names the nearest), a number is out of range, or a language is not the
-            code of one.
+        UsageError: An option is unknown (the message names the nearest), a number is out of range, or a language code is
+            unknown.
         RecipeError: The recipe is invalid.
         MissingFileError: The recipe does not exist.
     """

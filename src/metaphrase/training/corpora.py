@@ -163,7 +163,7 @@ def leakage(
 ) -> list[dict[str, Any]] | None:
     """For each test set, its pairs and how many of them have a sentence that is trained on; None for a stream.
 
-    Such pairs are reported, and those with a sentence of the dev pairs.
+    These pairs, and those with a sentence of the dev pairs, are logged as warnings.
     """
     found = []
     for name, sets in tests.items():

@@ -112,6 +112,7 @@ class StepGuard:
         self.skipping = False
         self._scale = 0.0  # of float16's gradients, before the current step
         self._steps_since_log = self._skipped_since_log = 0
+        self._steps_of_train = self._skipped_of_train = 0
         self._finite = torch.tensor(True)
 
     def facts(self) -> dict[str, int]:
@@ -160,6 +161,7 @@ class StepGuard:
             )
         self.skipped += 1
         self._skipped_since_log += 1
+        self._skipped_of_train += 1
         logger.warning("%s NaN or infinite in step %d, which is skipped.", cause, step)
         return True
 
@@ -169,6 +171,7 @@ class StepGuard:
         Returns whether the step changed the weights.
         """
         self._steps_since_log += 1
+        self._steps_of_train += 1
         return not self.skipping and not self._has_overflowed(step, scaler)
 
     def _has_overflowed(self, step: int, scaler: Any) -> bool:
@@ -196,7 +199,11 @@ class StepGuard:
             )
 
     def correct_log(self, logs: dict[str, float]) -> None:
-        """Average the loss over the executed steps, and add the number of skipped ones."""
+        """Average a training loss over the executed steps, and add the number of skipped ones."""
+        if "train_loss" in logs and 0 < self._skipped_of_train < self._steps_of_train:
+            logs["train_loss"] *= self._steps_of_train / (self._steps_of_train - self._skipped_of_train)
+        if "loss" not in logs:
+            return
         steps, skipped = self._steps_since_log, self._skipped_since_log
         self._steps_since_log = self._skipped_since_log = 0
         if self.skipped:
@@ -223,7 +230,7 @@ def buffers_before_step(module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Restore the buffers of a module that a failed step has changed from :func:`buffers_before_step`."""
+    """Set the buffers that a failed step has changed back to those of :func:`buffers_before_step`."""
     for name, value in buffers.items():
         parent, _, last = name.rpartition(".")
         setattr(module.get_submodule(parent), last, value)

@@ -227,7 +227,7 @@ def count_prompts(model: SentenceTransformer) -> int:
 def encoding_seconds(model: SentenceTransformer, groups: Sequence[tuple[Sequence[str], int]], *, seed: int) -> float:
     """Estimate the seconds to encode groups of texts, each a number of times, from the time of a sample, after a warm-up.
 
-    A text is as likely to be in the sample as it is often encoded, as groups differ in the length of their texts.
+    Texts are sampled in proportion to how often they are encoded, because groups differ in the length of their texts.
     """
     texts = [text for group, _ in groups for text in group]
     times = [number for group, number in groups for _ in group]

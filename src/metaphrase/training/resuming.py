@@ -190,7 +190,7 @@ def _verified_checkpoint(
         if not args.allow_changes:
             raise CheckpointError(f"{message} Restore the original settings, or pass --allow_changes.")
         logger.warning("%s", message)
-    before = manifest["versions"] | manifest.get("hardware", hardware())
+    before = manifest["versions"] | manifest["hardware"]
     if changed := differences(before, versions() | hardware()):
         logger.warning(
             "%s was written with other versions or hardware, so results may differ in the last digits: %s.",
@@ -227,7 +227,7 @@ class DataPosition:
     Attributes:
         epoch: Number of the epoch, from 0.
         batches: Batches of this epoch that were trained on.
-        offset: Batches of the epoch that begins that an earlier run trained on.
+        offset: Batches of the new epoch that an earlier run trained on.
     """
 
     epoch: int = 0

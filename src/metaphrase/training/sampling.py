@@ -1,4 +1,4 @@
-"""Batches of pairs in one language, and of pairs that share targets."""
+"""The batches of a trainer: mixed, of pairs in one language, or of pairs that share targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
-from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
+from sentence_transformers.sentence_transformer.training_args import BatchSamplers
+from torch.utils.data import BatchSampler
 
 from metaphrase.exceptions import UsageError
 
@@ -60,6 +63,46 @@ def parts_of(dataset: Any) -> list[Any]:
     return [] if dataset is None else [dataset]
 
 
+class ChoosesBatches(SentenceTransformerTrainer):
+    """The part of the trainer that chooses the sampler of the batches."""
+
+    args: Any
+    alignment_loss: Any
+
+    def get_batch_sampler(
+        self, dataset: Any, batch_size: int, drop_last: bool, *args: Any, **kwargs: Any
+    ) -> BatchSampler | None:
+        """The sampler of the batches: of one language each, or of pairs that share targets, if requested.
+
+        A last batch with a single pair is dropped if an objective ranks a pair against the others of its batch.
+        """
+        ranks = any(objective.in_batch_negatives for objective in self.alignment_loss.objectives.values())
+        drop_last |= ranks and len(dataset) > batch_size and len(dataset) % batch_size == 1
+        kwargs |= {"batch_size": batch_size, "drop_last": drop_last, "seed": self._data_seed}
+        if self.args.batches == "shared_target":
+            return SharedTargetBatchSampler(dataset, *args, **kwargs)
+        if self.args.batches == "language":
+            return LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
+        return self._batch_sampler_of(dataset, *args, **kwargs)
+
+    def get_multi_dataset_batch_sampler(self, *args: Any, **kwargs: Any) -> BatchSampler:
+        """The sampler of the batches of several data sets."""
+        return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
+
+    @property
+    def _data_seed(self) -> int:
+        """Seed of the order of the data."""
+        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
+
+    def _batch_sampler_of(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
+        """Samplers without duplicates compare the two sentences only, not their languages."""
+        if self.args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
+            hashed = self.args.batch_sampler == BatchSamplers.NO_DUPLICATES_HASHED
+            texts = dataset.select_columns(["source", "target"])
+            return NoDuplicatesBatchSampler(texts, *args, precompute_hashes=hashed, **kwargs)
+        return super().get_batch_sampler(dataset, *args, **kwargs)
+
+
 class LanguageBatchSampler(DefaultBatchSampler):
     """Batches of pairs whose sources are in one language, and whose targets are in one language.
 
@@ -67,7 +110,7 @@ class LanguageBatchSampler(DefaultBatchSampler):
     batch of their language form mixed batches at the end of an epoch. The batches of an epoch depend on the seed and its
     number only.
 
-    ``make`` makes the sampler of a part of the data, with the same arguments.
+    ``make`` creates the sampler of a part of the data, and takes the same arguments.
     """
 
     generator: torch.Generator

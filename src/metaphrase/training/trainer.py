@@ -9,10 +9,8 @@ from typing import Any
 from accelerate.utils import DistributedType
 from datasets import IterableDataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
-from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.digests import check_stream
@@ -23,7 +21,14 @@ from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.functional import accumulated_in_place, liger_kernel
 from metaphrase.modeling.packing import packed
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_negatives
+from metaphrase.training.arguments import (
+    AlignmentTrainingArguments,
+    check_arguments,
+    check_evaluation_batches,
+    check_negatives,
+    check_optimizer,
+    check_trainable,
+)
 from metaphrase.training.callbacks import StepCallback
 from metaphrase.training.checkpointing import ResumesRuns
 from metaphrase.training.distributed import average_gradients, broadcast_weights, highest
@@ -38,7 +43,7 @@ from metaphrase.training.fault_tolerance import (
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
-from metaphrase.training.sampling import LanguageBatchSampler, SharedTargetBatchSampler, check_batches, check_data
+from metaphrase.training.sampling import ChoosesBatches, check_batches, check_data
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 from metaphrase.training.weight_decay import decay_toward_start
 
@@ -46,7 +51,9 @@ from metaphrase.training.weight_decay import decay_toward_start
 HEAD_PARAMETERS = r"^heads\."
 
 
-class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, SentenceTransformerTrainer):
+class AlignmentTrainer(
+    SearchesHyperparameters, PushesReleases, ResumesRuns, ChoosesBatches, SentenceTransformerTrainer
+):
     """Trains a SentenceTransformer with an :class:`AlignmentLoss`.
 
     In addition to its parent: a batch consists of views; heads are saved and resumed with every checkpoint, averaged over
@@ -109,6 +116,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         super().__init__(model, args, **data, loss=loss, model_init=model_init, **kwargs)
         check_arguments(self.args, loss.objectives)
         check_negatives(train_dataset, loss.objectives)
+        check_evaluation_batches(self.eval_dataset, self.args)
         if not isinstance(self.data_collator, ParallelCollator):
             raise UsageError(
                 f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
@@ -133,7 +141,10 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
         rates = {HEAD_PARAMETERS: self.args.head_learning_rate}
         has_own = self.args.head_learning_rate is not None and self.head_parameters()
         self.args.learning_rate_mapping = (rates if has_own else {}) | self._learning_rates
+        if is_own := bool(self.optimizer or self.optimizer_cls_and_kwargs):
+            args, kwargs = (self.alignment_loss,), {}  # the parent class would omit the heads
         optimizer = super().create_optimizer(*args, **kwargs)
+        check_optimizer(optimizer, self.head_parameters(), self.args, is_own=is_own)
         if self._decay is not None:
             self._decay.attach(optimizer)
         return optimizer
@@ -149,32 +160,6 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
     ) -> ParallelCollator:
         """A collator that builds the views of the loss."""
         return ResumableCollator(model.tokenizer, self.alignment_loss.views, seed=args.seed)
-
-    def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
-        """The sampler of the batches: of one language each, or of pairs that share targets, if requested."""
-        kwargs["seed"] = self._data_seed
-        if self.args.batches == "shared_target":
-            return SharedTargetBatchSampler(dataset, *args, **kwargs)
-        if self.args.batches == "language":
-            return LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
-        return self._batch_sampler_of(dataset, *args, **kwargs)
-
-    def get_multi_dataset_batch_sampler(self, *args: Any, **kwargs: Any) -> BatchSampler:
-        """The sampler of the batches of several data sets."""
-        return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
-
-    @property
-    def _data_seed(self) -> int:
-        """Seed of the order of the data."""
-        return int(self.args.seed if self.args.data_seed is None else self.args.data_seed)
-
-    def _batch_sampler_of(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
-        """Samplers without duplicates compare the two sentences only, not their languages."""
-        if self.args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
-            hashed = self.args.batch_sampler == BatchSamplers.NO_DUPLICATES_HASHED
-            texts = dataset.select_columns(["source", "target"])
-            return NoDuplicatesBatchSampler(texts, *args, precompute_hashes=hashed, **kwargs)
-        return super().get_batch_sampler(dataset, *args, **kwargs)
 
     def _build_dataloader(self, dataset: Any, batch_size: int, dataset_kind: str) -> DataLoader[Any]:
         loader = super()._build_dataloader(dataset, batch_size, dataset_kind)
@@ -216,14 +201,10 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
             NonFiniteError: Too many consecutive steps, or all steps, had a NaN or infinite loss or gradient, or a weight is
                 NaN or infinite.
             WorkerError: A data loader worker died or is hung.
-            UsageError: No parameter is trained.
+            UsageError: No parameter is trained, or an optimiser lacks the heads.
             SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
         """
-        if not any(parameter.requires_grad for parameter in self.alignment_loss.parameters()):
-            raise UsageError(
-                "All parameters of the encoder are frozen and the objectives have none, so there is nothing to train. "
-                "Set requires_grad of some parameters to True."
-            )
+        check_trainable(self.alignment_loss.model, self.head_parameters(), processes=self.args.world_size)
         trial = kwargs.get("trial", args[0] if args else None)
         with self.hold_output_folder():
             if self.model_init is not None:
@@ -238,6 +219,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
                 explain_worker_errors(self.args),
             ):
                 result = super().train(checkpoint, *args, **kwargs)
+                result = result._replace(training_loss=result.metrics["train_loss"])
             # A signal may have come after the last step, which may have no checkpoint.
             if self._shutdown.signal and self.args.world_size == 1:
                 self._save_checkpoint(self.model, trial)
@@ -339,8 +321,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, ResumesRuns, Sen
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the mean loss of the executed steps, and the number of skipped ones."""
-        if "loss" in logs:
-            self._steps.correct_log(logs)
+        self._steps.correct_log(logs)
         super().log(logs, *args, **kwargs)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
