@@ -418,6 +418,16 @@ def test_lines_that_cannot_be_read(tmp_path):
     assert list(read_sentences(path)) == ["", "", "\u200fא"]
 
 
+@pytest.mark.parametrize(
+    ("first", "is_header"),
+    [("source\ttarget", True), ("sw\ten", True), ("english\tkiingereza", False), ("no\tla", False), ("en\ten", False)],
+)
+def test_only_a_header_is_skipped_by_the_number_of_a_column(tmp_path, first, is_header):
+    path = tmp_path / "x.tsv"
+    path.write_text(f"{first}\njambo\thello\n", encoding="utf-8")
+    assert list(read_sentences(path, "1")) == [*[first.split("\t")[0]] * (not is_header), "jambo"]
+
+
 def test_the_same_text_in_two_normal_forms_is_a_copy(encoder, bitext, tmp_path):
     """Diacritics are one character or two, and characters without width do not count."""
     (tmp_path / "a.de").write_text("\n".join(["Caf\u00e9", *(row["source"] for row in bitext)]), encoding="utf-8")

@@ -174,3 +174,46 @@ def test_every_command_takes_columns(tmp_path, tiny_encoder_dir, capsys):
     assert main([*words, *COLUMNS, "--use_cpu", "--report_to", "none"]) == 0
     assert main(["adapt", "--model", encoder, "--corpus", path, "--languages", "sw", *COLUMNS]) == 2
     assert "3 different pairs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_rows_in_other_languages_are_dropped(tmp_path, streaming):
+    rows = [
+        ("mambo", "bonjour", "sw", "fr"),
+        ("bonjour", "mambo", "fr", "sw"),
+        ("a", "b", "sw", "sw"),
+        ("hi", "ho", "en", "en"),
+    ]
+    lines = [
+        "source\ttarget\tsource_lang\ttarget_lang",
+        *map("\t".join, rows),
+        "jambo\thi\tsw\ten",
+        "hello\thujambo\ten\tsw",
+    ]
+    corpus = load_corpus(write(tmp_path / "r.tsv", "\n".join(lines) + "\n"), streaming=streaming)
+    assert [(row["source"], row["target"]) for row in corpus.dataset] == [("jambo", "hi"), ("hujambo", "hello")]
+    assert dropped(corpus) == {"other languages": 4}
+
+
+@pytest.mark.parametrize(("name", "separator"), [("x.tsv", "\t"), ("sw-en.tsv", "\t"), ("x.csv", ";")])
+def test_a_header_of_other_languages_is_not_a_pair(tmp_path, name, separator):
+    text = separator.join(["rn", "en"]) + "\n" + separator.join(["mwaramutse", "good morning"]) + "\n"
+    path = write(tmp_path / name, text)
+    with pytest.raises(
+        CorpusError, match=r":1: the columns are rn and en, but the languages of the corpus are sw and en"
+    ):
+        load_corpus(path, languages=["sw"])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_null_in_a_list_of_negatives_is_skipped(tmp_path, kind):
+    rows = [
+        {"source": "a", "target": "b", "negatives": ["x", None, "y"]},
+        {"source": "c", "target": "d", "negatives": None},
+    ]
+    path = tmp_path / f"sw-en.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        Dataset.from_list(rows).to_parquet(str(path))
+    assert load_corpus(str(path)).dataset["negatives"] == ["x ||| y", ""]

@@ -75,7 +75,8 @@ def test_a_stream_is_known_by_its_monolingual_text(bitext_path):
 
 def test_a_stream_is_known_by_what_selects_and_orders_its_rows(bitext_path, tmp_path):
     for language in ("de", "sw"):
-        (tmp_path / f"{language}-en.tsv").write_bytes(bitext_path.read_bytes())
+        text = bitext_path.read_text(encoding="utf-8").replace("\tde\t", f"\t{language}\t")
+        (tmp_path / f"{language}-en.tsv").write_text(text, encoding="utf-8")
 
     def digests(shuffled=11, **options):
         stream = load_corpus(str(tmp_path), **{"streaming": True, **options}).dataset

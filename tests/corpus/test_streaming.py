@@ -82,6 +82,15 @@ def test_a_stream_has_the_rows_of_the_data_set(two_languages, languages):
         assert 5 <= sum(row[2] == "te" for row in rows[:200]) <= 60
 
 
+def test_a_stream_with_a_temperature_has_files_of_one_language(tmp_path):
+    lines = [f"s{at}\tt{at}\t{'sw' if at < 200 else 'fi'}\n" for at in range(300)]
+    path = tmp_path / "sw-en.tsv"
+    path.write_text("source\ttarget\tsource_lang\n" + "".join(lines), encoding="utf-8")
+    load_corpus(str(path), streaming=True)
+    with pytest.raises(CorpusError, match=r"sw-en\.tsv has rows in other languages than its name states"):
+        load_corpus(str(path), streaming=True, temperature=0)
+
+
 def test_streamed_temperature(two_languages):
     rows = [row["source_lang"] for row in load_corpus(two_languages, streaming=True, temperature=0).dataset]
     assert rows.count("sw") >= 800  # every language is read to its end

@@ -77,7 +77,7 @@ def bare_language(language: str) -> str:
 
 @cache
 def script_of(language: str) -> str | None:
-    """The script that a code states, or else the usual one of its language in its region; None if it is no code.
+    """The script that a code states, or else the usual one of its language in its region; None if it is not a code.
 
     >>> script_of("zh_Hant"), script_of("zh-TW"), script_of("zh")
     ('Hant', 'Hant', 'Hans')
@@ -163,12 +163,14 @@ def language_code(name: str) -> str:
 
 
 def code_with_script(name: str) -> str:
-    """As :func:`language_code`, with the script if `name` states it, even if it is the usual one.
+    """As :func:`language_code`, with the script if `name` states it, or a region with another script than the usual one.
 
-    >>> code_with_script("zho_Hans"), code_with_script("zh_CN"), code_with_script("swh_Latn")
-    ('zh-Hans', 'zh', 'sw-Latn')
+    >>> code_with_script("zho_Hans"), code_with_script("zh_CN"), code_with_script("zh_TW"), code_with_script("swh_Latn")
+    ('zh-Hans', 'zh', 'zh-Hant', 'sw-Latn')
     """
     code, script = language_code(name), langcodes.Language.get(name.strip()).script
+    if (of_region := script_of(name)) != script_of(bare_language(code)):
+        script = script or of_region
     return f"{bare_language(code)}-{script}" if script else code
 
 

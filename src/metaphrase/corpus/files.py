@@ -123,7 +123,7 @@ def find_files(
     Raises:
         FileNotFoundError: A file does not exist, or a folder has none for a language or split.
         ValueError: A file's format is unknown, its languages contradict the arguments, two names denote one text, or a
-            language is not the code of one.
+            language code is unknown.
     """
     items = [corpus] if isinstance(corpus, str) or not isinstance(corpus, Sequence) else corpus
     chosen = tuple(dict.fromkeys(map(code_with_script, languages or ())))

@@ -318,11 +318,12 @@ def stream_files(
     groups: dict[str | None, Sequence[BitextFile]] = {}
     facts, optional, mixed = [], set[str](), list[BitextFile]()
     in_order = selection.limit is not None or selection.drop_duplicates
+    needs_all = in_order or temperature is not None
     files = [file.pinned() for file in files]
     for file in files:
         glance = CorpusReport(logged={file.name})
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=glance)
-        is_whole = in_order and file.format != "hub" and states_languages(file)  # any row may be in another language
+        is_whole = needs_all and file.format != "hub" and states_languages(file)  # any row may be in another language
         languages = dict[str, None]()
         for _, _, _, known in islice(pairs, None if is_whole else _PEEKED):
             languages[source_language(known, file)] = None
@@ -337,7 +338,7 @@ def stream_files(
         groups[file.language] = [*groups.get(file.language, ()), file]
     features = row_features(optional)
     if temperature is not None:
-        _check_mixture(groups.get(None, ()), mixed if in_order else ())
+        _check_mixture(groups.get(None, ()), mixed)
     if in_order and mixed:  # rows may be in the language of another group
         groups = {None: files}
     streams = [
@@ -389,9 +390,8 @@ def _check_mixture(unnamed: Sequence[BitextFile], mixed: Sequence[BitextFile]) -
         )
     if mixed:
         raise CorpusError(
-            f"A stream mixes languages by file, but {file_names(mixed)} has rows in other languages than its name states, "
-            "so a limit or the removal of duplicates cannot be applied by language. Split the file by language, or read it "
-            "without streaming."
+            f"A stream mixes languages by file, but {file_names(mixed)} has rows in other languages than its name states. "
+            "Split the file by language, or read it without streaming."
         )
 
 

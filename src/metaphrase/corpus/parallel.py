@@ -86,13 +86,20 @@ def parallel_files(path: str | Path, languages: Sequence[str] | None, split: str
 
 def load_test_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
     """`load_parallel_folder` with the split ``test`` of a folder that has it, else with the files without a split."""
-    matches = [match for file in Path(path).glob("*") if (match := PARALLEL_FILE.fullmatch(file.name))]
+    return load_parallel_folder(path, languages, test_split(Path(path)))
+
+
+def test_split(folder: Path) -> str | None:
+    """The split ``test`` if a folder has it, or else None, for the files without a split.
+
+    Warns if both exist, in different languages.
+    """
+    matches = [match for file in folder.glob("*") if (match := PARALLEL_FILE.fullmatch(file.name))]
     tested = {match["language"] for match in matches if match["split"] == "test"}
-    sets = load_parallel_folder(path, languages, "test" if tested else None)
     unsplit = sorted(match[0] for match in matches if not match["split"] and match["language"] not in tested)
     if tested and unsplit:
-        logger.warning("%s has files of the split test, so these are not read: %s.", path, ", ".join(unsplit))
-    return sets
+        logger.warning("%s has files of the split test, so these are not read: %s.", folder, ", ".join(unsplit))
+    return "test" if tested else None
 
 
 def files_by_language(

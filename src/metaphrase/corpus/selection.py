@@ -50,7 +50,7 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
                 language = source_language(known, file)
                 counts = report.of(file.name, language)
                 row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
-                row, reason = _clean(row, selection)
+                row, reason = _clean(row, selection, file.into)
                 if reason is None and limit.is_reached(language):
                     reason = "beyond the limit"
                 if reason is None and selection.drop_duplicates and _is_repeated(row, seen):
@@ -85,8 +85,10 @@ class _Limit:
         return self.is_reached(file.language) and not self._has_others(file)
 
 
-def _clean(row: Row, selection: Selection) -> tuple[Row, str | None]:
-    """A tidied row, and why it is dropped."""
+def _clean(row: Row, selection: Selection, into: str) -> tuple[Row, str | None]:
+    """A tidied row of a corpus with a target language, and why it is dropped."""
+    if row.source_lang is not None and (row.source_lang == row.target_lang or row.target_lang != into):
+        return row, "other languages"
     if selection.languages and row.source_lang not in selection.languages:
         return row, "language not chosen"
     if selection.cleaning is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.files import FORMATS
 from metaphrase.corpus.readers.columns import is_header
 from metaphrase.corpus.text import MAX_CHARS, is_blank, one_line, read_lines
@@ -17,6 +19,8 @@ from metaphrase.exceptions import CorpusError, DataError
 from metaphrase.io.counts import counted
 from metaphrase.io.files import read_json
 from metaphrase.io.work_folders import read_kept, write_atomically
+
+logger = logging.getLogger(__name__)
 
 #: Formats of a corpus that cannot be read line by line.
 _OTHER_FORMATS = FORMATS.keys() - {".tsv"}
@@ -51,7 +55,8 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
                     raise CorpusError(f"{path} has {some} {column!r}; its header is: {', '.join(cells)}.")
                 at = cells.index(column)
                 continue
-            if number == 1 and is_header(cells):
+            if number == 1 and (is_header(cells, min(len(cells), 2)) or _are_languages(cells)):
+                logger.info("%s:1 is skipped, because it is a header: %s.", path, ", ".join(cells))
                 continue
             if not 0 <= at < len(cells):
                 raise CorpusError(f"{path}:{number}: column {at + 1} is missing; the line has {len(cells)}.")
@@ -62,6 +67,12 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
             )
         text = "" if is_blank(line) else one_line(line).strip()
         yield text if len(text) <= MAX_CHARS else None
+
+
+def _are_languages(cells: Sequence[str]) -> bool:
+    """Whether all cells of a line are codes of different languages, one of them English, such as in a header."""
+    codes = {cell.strip().lower() for cell in cells}
+    return 1 < len(codes) == len(cells) and "en" in codes and all(map(standard_code, codes))
 
 
 def check_text(name: str, read: Callable[[], Iterable[str | None]]) -> None:

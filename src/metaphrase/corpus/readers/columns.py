@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import chain
 from typing import Any, NamedTuple
 
-from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.codes import bare_language, standard_code
 from metaphrase.corpus.files import BitextFile, is_language
 from metaphrase.corpus.rows import OPTIONAL, SEPARATOR, Row
 from metaphrase.corpus.text import BadLine
@@ -117,6 +117,12 @@ def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
         if len(set(columns)) < len(columns):
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
+    named = not file.columns and len(columns) == 2 and all(map(standard_code, columns))
+    if named and file.language not in (roles := [*map(column_role, columns)]) and file.into in roles:
+        raise CorpusError(
+            f"{file.name}:1: the columns are {' and '.join(columns)}, but the languages of the corpus are "
+            f"{file.language} and {file.into}. Rename a column, or choose another language."
+        )
     if file.columns or is_header(columns) or not all(_is_readable(name, file) for name in columns):
         raise _no_columns(file, 1, columns)
     if len(columns) != 2:
@@ -140,9 +146,10 @@ def _no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusErro
     )
 
 
-def is_header(names: Iterable[str]) -> bool:
-    """Whether a line holds a name of a column of a pair, perhaps in quotation marks."""
-    return any(column_role(name.strip("\"' ")) in ("source", "target", "source_lang", "target_lang") for name in names)
+def is_header(names: Iterable[str], least: int = 1) -> bool:
+    """Whether a line holds at least some names of columns of a pair, perhaps in quotation marks."""
+    roles = [column_role(name.strip("\"' ")) for name in names]
+    return sum(role in ("source", "target", "source_lang", "target_lang") for role in roles) >= least
 
 
 def column_role(name: str) -> str:
@@ -194,9 +201,9 @@ def _row(record: Mapping[str, Any], layout: Layout, file: BitextFile) -> Row | B
         if (
             column_role(name) == NEGATIVES[0]
             and isinstance(value, list)
-            and all(isinstance(one, str) for one in value)
+            and all(isinstance(one, str | None) for one in value)
         ):
-            values[at] = value = SEPARATOR.join(value)
+            values[at] = value = SEPARATOR.join(one for one in value if one is not None)
         if not isinstance(value, str | None):
             return BadLine("not text", f"{name} is {value!r:.40}")
     for at, language in enumerate(layout.languages, 2):

@@ -92,7 +92,9 @@ class _Leaf(NamedTuple):
     def of(self, batch: pa.RecordBatch) -> pa.Array:
         """Its values; the strings of a list are joined."""
         if self.listed:
-            return pc.binary_join(batch.column(self.column), SEPARATOR)
+            lists = batch.column(self.column)
+            kept = [one and [text for text in one if text is not None] for one in lists.to_pylist()]
+            return pc.binary_join(pa.array(kept, lists.type) if lists.flatten().null_count else lists, SEPARATOR)
         column = batch.column(self.column)
         values = column if self.field is None else pc.struct_field(column, self.field)
         return values.cast(pa.large_string()) if pa.types.is_string_view(values.type) else values
