@@ -10,6 +10,7 @@ from rich.console import Console
 from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import find_folder, load_encoder
+from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import SUITES, DataUnavailable, benchmarks, running
 from metaphrase.io.digests import encoder_digest, model_hash
@@ -468,7 +469,7 @@ def test_a_baseline_adds_verdicts(tiny_encoder_dir, other_dir, sets, tmp_path, c
     assert results["baseline"]["model_hash"] != results["model_hash"]
     printed = capsys.readouterr().out
     assert "higher is better" in printed
-    assert f"1 {compared['languages']['de']['verdict']}" in printed
+    assert f"1 {verdict_shown(compared['languages']['de'])}" in printed
 
 
 def test_a_baseline_from_earlier_results(tiny_encoder_dir, other_dir, sets, tmp_path):

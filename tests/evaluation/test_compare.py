@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.measures import MEASURES, STS_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import (
@@ -216,6 +216,14 @@ def test_items_that_all_languages_share_are_few_changes():
     for statistic, verdict in (("shared_items", "tie"), ("items", "better")):
         sides = [items_result(one, statistic=statistic) for one in (before, after)]
         assert compare(*sides)["pooled"]["verdict"] == verdict
+
+
+def test_few_sentences_in_many_languages_are_few():
+    """The same 50 sentences in four languages are too few to tell, but 200 sentences are not."""
+    before = {f"l{at}": [0.0] * 25 + [1.0] * 25 for at in range(4)}
+    for statistic, verdict in (("shared_items", "too few to tell"), ("items", "tie")):
+        pooled = compare(*[items_result(before, statistic=statistic)] * 2)["pooled"]
+        assert (pooled["n"], verdict_shown(pooled)) == (200, verdict)
 
 
 def test_languages_that_share_some_sentences_are_compared_together():

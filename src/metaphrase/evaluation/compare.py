@@ -26,7 +26,6 @@ from metaphrase.evaluation.significance import (
 )
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import Resamples, Seed, checked
-from metaphrase.io.counts import counted
 
 #: A tie on fewer items is not meaningful, because its interval is wide.
 FEW_ITEMS = 100
@@ -132,6 +131,8 @@ def compare(
     old, new = (float(np.mean(list(side.values()))) for side in scores)
     pooled = _row(old, new, resampled.pooled, contribution_k, sum(row["n"] for row in rows.values()))
     pooled["languages"] = len(rows)
+    if ids is not None and contribution_k is not None:
+        pooled["clusters"] = len(contribution_k)
     pooled["verdict"] = verdict(sign * pooled["difference"], pooled["p_value"])
     return {
         "languages": rows,
@@ -148,22 +149,13 @@ def compare(
 
 
 def verdict_shown(row: Mapping[str, Any]) -> str:
-    """Return the verdict of a row for readers: a tie on few items is "too few to tell".
+    """Return the verdict of a row for readers: a tie on few items, or on few that languages share, is "too few to tell".
 
     >>> verdict_shown({"verdict": "tie", "n": 61}), verdict_shown({"verdict": "tie", "n": 100})
     ('too few to tell', 'tie')
     """
-    few = row.get("n", FEW_ITEMS) < FEW_ITEMS
+    few = row.get("clusters", row.get("n", FEW_ITEMS)) < FEW_ITEMS
     return "too few to tell" if row["verdict"] == "tie" and few else str(row["verdict"])
-
-
-def languages_in_words(number: int) -> str:
-    """A number of languages, in words.
-
-    >>> languages_in_words(1), languages_in_words(9)
-    ('1 language', '9 languages')
-    """
-    return counted(number, "language")
 
 
 def check_comparable(before: Result, after: Result) -> None:

@@ -141,8 +141,15 @@ def _half(count: int, part: Part) -> list[int]:
 
 
 class _Kind(NamedTuple):
-    """A kind of data: the languages that a folder has of each part, how a part is read, measured, counted, and some of its
-    items picked; its texts.
+    """A kind of data.
+
+    Attributes:
+        parts: Languages of each part of a folder.
+        load: Reads a part.
+        evaluate: Measures an encoder.
+        size: Number of items.
+        pick: Selects items.
+        texts: All texts of a set.
     """
 
     parts: Callable[[Path], Mapping[str, Collection[str]]]

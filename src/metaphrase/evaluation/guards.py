@@ -1,8 +1,8 @@
 """Guards: measurements that must not get worse while an encoder improves, and the choice of a task vector's weight.
 
-A guard compares an encoder with the original one. A guard on labelled data *holds* unless the encoder is significantly worse,
-that is, unless the whole 95 % interval of the paired difference, averaged over the languages, lies below zero. Similarity
-structure, which needs no labels, holds if its whole interval lies above a red line.
+A guard compares an encoder with the original one. A guard on labelled data *holds* unless the encoder is significantly
+worse in the mean over languages (:mod:`metaphrase.evaluation.compare`). Similarity structure, which needs no labels, holds if
+its whole interval lies above a red line.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STRUCTURE = "similarity structure"
 RULE = (
     "An alpha is allowed if its guards hold and, for an alpha above 0, those of all smaller ones above 0. The chosen alpha "
     "has the largest gain on the development data among the allowed ones. If none of these gains anything, it is the one "
-    "that loses least; without an allowed alpha, it is 0. A guard with labels holds unless the 95 % interval of its "
-    f"difference to the base lies below zero; {STRUCTURE}, compared without the directions that the encoder projects out, "
+    "that loses least; without an allowed alpha, it is 0. A guard with labels holds unless its score is "
+    f"significantly worse than the base's; {STRUCTURE}, compared without the directions that the encoder projects out, "
     "holds if its whole interval lies above a red line."
 )
 

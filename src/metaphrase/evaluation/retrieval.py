@@ -272,8 +272,7 @@ def evaluate_retrieval(
             "target_to_source": {…}, "mean": {"accuracy": 75.1, "interval": …}
 
         ``hits`` are the items that :func:`metaphrase.evaluation.compare.compare` tests; ``item_ids`` identify the targets, if
-        languages share some. ``facts`` has the mean cosine of
-        sentences that are not translations of each other.
+        languages share some. ``facts`` has the mean cosine of sentences that are not translations of each other.
     """
     start = time.perf_counter()
     hits, cosine = find_translations(

@@ -25,7 +25,7 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0) -> dict[str, Any]:
-    """Return the mean difference over paired seeds, its interval and a verdict: a tie if it is smaller than its interval.
+    """Return the mean difference over paired seeds, its interval and a verdict: a tie if the interval contains 0.
 
     ``sampling`` is half the width of the interval due to the test items.
 

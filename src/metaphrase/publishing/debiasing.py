@@ -40,7 +40,7 @@ DECLARATION = "udhr, articles with odd numbers"
 RULE = (
     "The chosen number of directions has the largest gain on the development data among those whose guards hold, at this "
     "number and at all smaller ones above 0. If none of these gains anything, no direction is removed. A guard holds unless "
-    "the 95 % interval of its difference to the original encoder lies below zero."
+    "its score is significantly worse than that of the original encoder."
 )
 
 
@@ -209,7 +209,7 @@ def choose_directions(
         model: The model that `gain` compares with. It does not change.
         embeddings: Embeddings of each language, see `metaphrase.encoders.debiasing.language_directions`.
         gain: Measurement that should improve, such as retrieval from one pool of several languages.
-        guards: Measurements that must not get worse. Similarity structure is no such measurement: it does not count what is
+        guards: Measurements that must not get worse. Similarity structure cannot be one: it does not count what is
             projected out.
 
     Raises:
@@ -355,7 +355,7 @@ def in_one_pool(pairs: LabelledData) -> LabelledData:
 
 
 def _check(options: DebiasOptions) -> None:
-    """Refuse a number of directions that is chosen without data, data that choose nothing, and a split of no data."""
+    """Check that data are passed exactly if ``--directions auto`` chooses, and ``--split`` only with ``--data``."""
     if options.split and options.data is None:
         raise UsageError("--split is a split of --data. Pass a folder of texts with --data, or omit it.")
     if options.directions != "auto":

@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.corpus.identification import language_name
-from metaphrase.evaluation.compare import compare, languages_in_words, verdict_shown
+from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
+from metaphrase.io.counts import counted
 from metaphrase.io.files import replace_text, write_json
 from metaphrase.io.tables import titled_table
 from metaphrase.publishing.analysis import SIDES
@@ -123,9 +124,9 @@ def _tested(row: Results | None) -> list[Text]:
 
 
 def _counts(rows: Results) -> str:
-    """The number of better, tied and worse languages."""
-    verdicts = [row["verdict"] for row in rows.values()]
-    return ", ".join(f"{verdicts.count(word)} {word}" for word in _STYLES if word in verdicts)
+    """The number of languages of each verdict."""
+    verdicts = [verdict_shown(row) for row in rows.values()]
+    return ", ".join(f"{verdicts.count(word)} {word}" for word in (*_STYLES, "too few to tell") if word in verdicts)
 
 
 def write_report(
@@ -197,7 +198,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    functions = (describe_model, languages_in_words, verdict_shown)
+    functions = (counted, describe_model, verdict_shown)
     environment.globals |= {"colours": COLOURS, **{function.__name__: function for function in functions}}
     environment.filters["named"] = language_name
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))

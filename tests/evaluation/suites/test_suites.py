@@ -209,6 +209,13 @@ def test_the_split_of_a_folder_of_test_sets(data):
     assert files(data / "news") == ["de-en.test.tsv.gz"]  # the file without a split may be a corpus
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_files_without_a_split_beside_those_of_the_test_split_have_a_warning(data, caplog, inside):
+    write_pairs(data / "news" / "sw-en.tsv.gz", [{"source": "a", "target": "b"}])
+    find_benchmarks(data / "news" if inside else data, ["retrieval"], SETTINGS)
+    assert "news has files of the split test, so these are not read: sw-en.tsv.gz." in caplog.text
+
+
 def test_bucc_uses_every_protocol_with_available_splits(data):
     for path in list((data / "bucc").iterdir()):
         path.with_name(path.name.replace("sample", "training")).write_bytes(path.read_bytes())

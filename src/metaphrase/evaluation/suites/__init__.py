@@ -22,7 +22,7 @@ SUITES: dict[str, Suite] = {
     for suite in (
         Suite(
             "retrieval",
-            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …)",
+            "a folder of xx-en.test.tsv.gz, or tatoeba or udhr with xx-en.tsv.gz",
             encoders.find_retrieval,
             ("prompt", "bf16", "languages", "split", "text_equality", "margin_k", "strip_quotes", *_BOOTSTRAP),
         ),
@@ -52,7 +52,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             "xsim++",
-            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …), or sib200",
+            "a folder of xx-en.test.tsv.gz, or tatoeba or udhr with xx-en.tsv.gz, or sib200",
             encoders.find_xsimpp,
             ("prompt", "bf16", "languages", "split", "strip_quotes", *_BOOTSTRAP),
         ),
@@ -68,7 +68,7 @@ SUITES: dict[str, Suite] = {
         Suite("pos", "ud/xx_…-ud-test.conllu.gz, including English dev", partial(find_finetuned, "pos"), _PROBED[2:]),
         Suite(
             "mteb",
-            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, sib200, xquad-r, or tasks of MTEB",
+            "a folder of xx-en.test.tsv.gz, tatoeba, udhr, sib200, xquad-r, or tasks of MTEB",
             encoders.find_mteb,
             ("prompt", "bf16", "languages", "split", "strip_quotes"),
         ),

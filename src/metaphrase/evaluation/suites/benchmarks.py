@@ -110,7 +110,7 @@ class Settings:
     spread: bool = field(default=False, metadata={"internal": True})
 
     def __post_init__(self) -> None:
-        """Split lists at commas and spaces; None is no list or no prompt."""
+        """Split lists at commas and spaces; None means no list, or no prompt."""
         self.prompt = None if self.prompt == "none" else self.prompt
         named = split_list(self.languages or ())
         self.languages = [code if is_variety(code) else code_with_region(code) for code in named] or None

@@ -107,13 +107,13 @@ def parallel_folders(data: Path | None, settings: Settings) -> dict[str, Paralle
         MissingFileError: The folder itself lacks the split or a language.
     """
     if data is not None and any(data.glob("*-en.*tsv*")):
-        split = settings.split or ("test" if any(data.glob("*-en.test.tsv*")) else None)
+        split = settings.split or parallel.test_split(data)
         # The languages of a sample are fixed, and a folder may lack some of them.
         files = parallel.parallel_files(data, settings.languages if settings.first is None else None, split)
         return _parallel_folder(data, split, files, settings)
     found: dict[str, ParallelFolder] = {}
     for folder in folders(data):
-        split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
+        split = settings.split or parallel.test_split(folder)
         paths = sorted(folder.glob(f"*-en.{split}.tsv*" if split else "*-en.tsv*"))
         # Checksums of the files have similar names.
         known = [path for path in paths if parallel.PARALLEL_FILE.fullmatch(path.name)]

@@ -33,7 +33,17 @@ from rich.table import Table
 from safetensors.torch import load_model
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
-from metaphrase.checkpoints.folders import checkpoints, fault_of, last_good, remove, remove_file, tidy, verify
+from metaphrase.checkpoints.folders import (
+    checkpoint_folders,
+    checkpoints,
+    fault_of,
+    last_good,
+    remove,
+    remove_file,
+    step_of,
+    tidy,
+    verify,
+)
 from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.encoders.loading import model_folder
@@ -209,8 +219,8 @@ def _prune(folder: Path, results: Mapping[str, Any], *, keep: bool) -> None:
     """Delete the checkpoints of a run that no language is measured with, all unless ``keep``, and optimiser states."""
     tidy(folder)
     measured = {score["checkpoint"] for score in results["languages"].values()} if keep else set()
-    for checkpoint in folder.glob("checkpoint-*"):
-        if _step(checkpoint) in measured:
+    for checkpoint in checkpoint_folders(folder):
+        if step_of(checkpoint) in measured:
             remove_file(checkpoint, OPTIMIZER)
         else:
             remove(checkpoint)
@@ -314,19 +324,15 @@ class KeepChosen(TrainerCallback):
         history = dev_history(state.log_history)
         kept = {state.global_step, *choose(history, self.languages, self.selection, state.global_step).values()}
         for checkpoint in checkpoints(output):
-            if _step(checkpoint) not in kept:
+            if step_of(checkpoint) not in kept:
                 remove(checkpoint)
-            elif _step(checkpoint) != state.global_step:
+            elif step_of(checkpoint) != state.global_step:
                 remove_file(checkpoint, OPTIMIZER)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint that a run can resume from: an undamaged one with the optimiser state."""
-    for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
+    for checkpoint in reversed(checkpoint_folders(folder)):
         if (checkpoint / OPTIMIZER).is_file():
             if (fault := fault_of(checkpoint)) is None:
                 return checkpoint
