@@ -568,8 +568,8 @@ def test_data_and_files_of_other_kinds_are_not_overwritten(base, sw, dev, tmp_pa
     before = {path: path.read_bytes() for path in (*victim.glob("*.*"), data)}
     cases = {
         f"would overwrite the input {data}": ["--alpha", "auto", "--dev", dev, "--curve", data],
-        "exists and is no curve": ["--alpha", "auto", "--dev", dev, "--curve", victim / "config.json"],
-        "exists and is no task vector": ["--vector", victim / "model.safetensors"],
+        "exists but is not a curve": ["--alpha", "auto", "--dev", dev, "--curve", victim / "config.json"],
+        "exists but is not a task vector": ["--vector", victim / "model.safetensors"],
     }
     for said, words in cases.items():
         out = [] if "--vector" in words else ["--vector", tmp_path / "v.safetensors"]

@@ -52,6 +52,8 @@ def finished(tmp_path, tiny_encoder, tiny_encoder_dir):
     facts = {
         "command": "metaphrase train",
         "model": str(tiny_encoder_dir),
+        "base": str(tiny_encoder_dir),
+        "settings": {},
         "recipe": {"name": "dap"},
         "seed": 1,
         "seconds": 5.0,

@@ -1286,7 +1286,7 @@ class TestVector:
         model = without_directions(model, torch.linalg.qr(torch.randn(32, 2))[0].T)
         card = AlignmentModelCardData.adopt(model, language=["sw"], license="mit")
         release(model, tmp_path / "run", recipe=RECIPE, card=card)
-        (tmp_path / "run" / "run.json").write_text(json.dumps({"model": "acme/base"}))
+        (tmp_path / "run" / "run.json").write_text(json.dumps({"base": "acme/base"}))
         return tmp_path / "run"
 
     @pytest.mark.long
@@ -1317,7 +1317,7 @@ class TestVector:
         with torch.no_grad():
             model[0].auto_model.encoder.layer[0].output.dense.weight.add_(0.01)
         release(model, tmp_path / "next", recipe=RECIPE, card=AlignmentModelCardData.adopt(model))
-        (tmp_path / "next" / "run.json").write_text(json.dumps({"model": "acme/vector"}))
+        (tmp_path / "next" / "run.json").write_text(json.dumps({"base": "acme/vector"}))
         assert main(["push", str(tmp_path / "next"), "--vector", "--bits", "16", "--repo", "acme/next"]) == 0
         wanted = load_encoder(tmp_path / "next", device="cpu").encode(TEXTS)
         assert load_encoder("acme/next", device="cpu").encode(TEXTS) == pytest.approx(wanted, abs=1e-3)

@@ -125,16 +125,6 @@ def test_seeds_with_different_baselines_are_refused(write):
     compare_runs(runs[1:])
 
 
-def test_a_run_without_settings_is_refused(write):
-    """It may differ from the others in any option."""
-    path = write("a") / "report.json"
-    report = json.loads(path.read_text())
-    del report["run"]["settings"]
-    path.write_text(json.dumps(report))
-    with pytest.raises(DataError, match=r"report\.json lacks the settings of the run, .* Train the run again"):
-        compare_runs([path.parent])
-
-
 def test_the_command_prints_and_draws(write, tmp_path, capsys):
     runs = [write("a", tests=("demo", "udhr")), write("b", recipe="dap", tests=("demo", "udhr"))]
     plot = tmp_path / "plot.svg"

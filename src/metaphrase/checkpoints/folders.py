@@ -70,7 +70,7 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
     """Delete the oldest checkpoints beyond a limit.
 
     The latest and the best checkpoint are always kept. If the latest fails verification, all checkpoints are kept. None or
-    0 is no limit.
+    0 means no limit.
     """
     folders = checkpoint_folders(output)
     keep = {written.name, Path(best or written).name}
@@ -155,6 +155,11 @@ def checkpoint_folders(output: str | Path, *, staged: bool = False) -> list[Path
     found = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in paths}
     steps = {path: int(match[1]) for path, match in found.items() if match and path.is_dir()}
     return sorted(steps, key=lambda path: steps[path])
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """Step of a checkpoint, from the name of its folder."""
+    return int(Path(checkpoint).name.rpartition("-")[2])
 
 
 def _is_staged(folder: Path) -> bool:

@@ -156,7 +156,7 @@ def _spin_briefly() -> None:
 
 
 def _is_of_the_network(error: Exception) -> bool:
-    """Whether the Hub's client raised an error, such as of a connection that breaks; these are no OSErrors."""
+    """Whether the Hub's HTTP client raised the error, such as for a broken connection. These errors are not OSErrors."""
     return any(cls.__module__.split(".")[0] in ("httpx", "httpx2") for cls in type(error).__mro__)
 
 

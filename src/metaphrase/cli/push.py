@@ -115,7 +115,7 @@ def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str
         facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         facts = None
-    base = facts.get("base", facts.get("model")) if isinstance(facts, dict) else None
+    base = facts.get("base") if isinstance(facts, dict) else None
     if not isinstance(base, str):
         raise UsageError(
             f"{run} has no readable run.json, which names the encoder before training. Write the vector with `metaphrase "

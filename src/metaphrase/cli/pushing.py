@@ -45,7 +45,7 @@ class PushPairsOptions:
             )
 
     def create(self, output: str, note: Callable[[str], Any]) -> None:
-        """Create the data set, or check that it is writable, before the work. If the Hub is unavailable, a remark says so."""
+        """Create the data set, or check that it is writable, before the work. Print a note if the Hub is unavailable."""
         if self.push_to_hub is None:
             return
         from metaphrase.io.hub import is_transient  # takes a second

@@ -11,8 +11,9 @@ from rich.syntax import Syntax
 from metaphrase.cli.options import Parser, parse
 from metaphrase.cli.output import emit, is_quiet, notes
 from metaphrase.cli.tables import effect_line
-from metaphrase.evaluation.compare import languages_in_words, verdict_shown
+from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.exceptions import MetaphraseError
+from metaphrase.io.counts import counted
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
 from metaphrase.training.configuration import REPLACED, RunConfig, recipe_settings, refuse_token
@@ -68,7 +69,7 @@ def parse_run(
 
     ``settings_for`` returns the command's settings for a recipe; for None, those for its default recipe.
 
-    Returns the configuration, the command without a token, as it may be printed and written, and the options ``also``.
+    Returns the configuration, the command line without the token, safe to print and store, and the options ``also``.
     """
     about: dict[str, Any] = {"description": description, "examples": examples, "leading": LEADING}
     token, argv = without_token(argv)
@@ -85,7 +86,7 @@ def parse_run(
 
 
 def without_token(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of ``--hub_token``, and the command line without it, as it may be printed and written.
+    """The value of ``--hub_token``, and the command line without it, safe to print and store.
 
     >>> without_token(["--hub_token", "secret", "--seed", "1"])
     ('secret', ['--seed', '1'])
@@ -123,10 +124,10 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     """Format a result for the console: tables before and after, retention, paths, and how to load the release."""
     yield from comparison_tables(result)
     for name, one in result.retention.items():
-        title = f"{name}, {languages_in_words(len(one['languages']))} not trained on"
+        title = f"{name}, {counted(len(one['languages']), 'language')} not trained on"
         yield "\n" + effect_line(title, one["pooled"], one["limit"], one["verdict"])
     for name, one in result.abilities.items():
-        title = f"Other abilities, {name}, {languages_in_words(len(one['languages']))}"
+        title = f"Other abilities, {name}, {counted(len(one['languages']), 'language')}"
         yield "\n" + effect_line(title, one, one.get("limit"), verdict_shown(one))
     if result.curve is not None:
         yield f"\n{result.curve}"

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.exceptions import ModelError, ModelFileError, NonFiniteError
+from metaphrase.io.counts import first_names
 from metaphrase.io.redaction import excerpt
 
 #: File of embeddings that a model must reproduce, with their texts and the largest difference that is tolerated.
@@ -64,7 +65,7 @@ def check_keys(model: PreTrainedModel, loaded: Mapping[str, Any], name: str, *, 
         if is_checked(key)
     }
     problems = [
-        f"{len(keys)} {what} ({_some(keys)})"
+        f"{len(keys)} {what} ({first_names([excerpt(key) for key in sorted(keys)])})"
         for what, keys in (("missing", missing), ("not part of the model", unused), ("of another shape", shapes))
         if keys
     ]
@@ -100,7 +101,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel
     if tokenizer.pad_token_id is None:
         raise ModelError(f"The tokenizer of {name} has no padding token. Set its pad_token, and save it.")
     if backend is not None and getattr(backend.model, "dropout", None):
-        raise ModelError(f"The tokenizer of {name} has a BPE dropout, which chooses pieces at random. Set it to null.")
+        raise ModelError(
+            f"The tokenizer of {name} uses BPE dropout, which splits words at random. Set dropout to null in tokenizer.json."
+        )
     _known(tokenizer, _RARE)
     if not any(_known(tokenizer, text) for text in (*_SENTENCES, *_vocabulary_sample(tokenizer))):
         raise ModelFileError(
@@ -143,8 +146,3 @@ def reference_difference(model: SentenceTransformer, path: Path, name: str) -> t
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ModelFileError(f"{path.name} of {name} is damaged ({error}). Release the model again.") from error
     return difference, tolerance
-
-
-def _some(keys: set[str]) -> str:
-    """The first names, and whether there are more."""
-    return ", ".join(map(excerpt, sorted(keys)[:3])) + (", …" if len(keys) > 3 else "")

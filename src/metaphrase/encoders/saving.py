@@ -14,7 +14,7 @@ def save_encoder(model: SentenceTransformer, folder: Path, *, what: str, destina
     """Save an encoder without a card to a folder, from which it is moved to its destination.
 
     Raises:
-        StorageError: The disk is full, for example. safetensors raises an error that is no OSError.
+        StorageError: The folder cannot be written to, for example because the disk is full.
     """
     try:
         model.save_pretrained(str(folder), create_model_card=False)

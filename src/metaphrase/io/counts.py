@@ -1,6 +1,10 @@
-"""Numbers of things in messages."""
+"""Numbers and lists of things in messages."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+_NAMED = 3
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,3 +14,13 @@ def counted(number: int, noun: str) -> str:
     ('1 pair', '2,000 pairs')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are.
+
+    >>> first_names(["a", "b"]), first_names(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")

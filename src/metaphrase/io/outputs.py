@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from metaphrase.exceptions import UsageError
+from metaphrase.io.counts import first_names
 from metaphrase.io.files import read_json
 from metaphrase.io.locks import LOCK, exclusive, make_folder, not_writable
 
@@ -22,11 +23,10 @@ _NOTE = "metaphrase wrote this folder, and may replace its files when it writes 
 #: A folder that this library wrote has one of these, or a release: the mark, a checkpoint, or files staged by a process
 #: that was killed.
 _SIGNS = (MARK, "checkpoint-*/manifest.json", "_partial/checkpoint-*", "_partial/release", FAILED_RELEASE)
-_NAMED = 3
 
 
 def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]) -> None:
-    """Refuse output files that are inputs (under any name or link), repeated, no regular files, or in unwritable folders."""
+    """Refuse output files that are inputs (under any name or link), repeated, not regular files, or not writable."""
     read = {_identity(path): path for path in inputs if path is not None}
     written = set()
     for output in (path for path in outputs if path is not None):
@@ -68,7 +68,7 @@ def check_folder(folder: str | Path, *, model: str | Path | None = None, around:
     except PermissionError as error:
         raise not_writable(place, error) from error
     if names := sorted(path.name for path in paths if path.name != LOCK and not path.name.startswith(".")):
-        listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        listed = first_names(names)
         if all(re.fullmatch(r"seed-\d+", name) and _is_ours(place / name) for name in names):
             raise UsageError(
                 f"The output folder {folder} holds the runs of several seeds: {listed}. Train further seeds with --seeds, or "

@@ -68,7 +68,9 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any], *, locked:
     elif folder.exists() and any(
         other.name != LOCK and not other.name.startswith(f".{MANIFEST}.") for other in folder.iterdir()
     ):
-        raise DataMismatchError(f"{folder} exists, but is needed for unfinished work. Move it.")
+        raise DataMismatchError(
+            f"{folder} is needed for unfinished work, but something else is stored there. Move it."
+        )
     with write_atomically(path) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
     return folder

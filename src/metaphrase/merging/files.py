@@ -41,7 +41,7 @@ _FACTS: dict[str, Any] = {
     "default_prompt_name": str | None,
     "settings": Mapping[str, Any] | None,
 }
-#: Facts that files without them do not store.
+#: Facts that are stored only if they are set.
 _OPTIONAL = {"default_prompt_name", "settings"}
 #: Settings of an encoder, and their types.
 SETTINGS: dict[str, Any] = {

@@ -48,7 +48,7 @@ def find_projection(model: nn.Module, most: int = 1) -> tuple[list[int], Tensor]
 
 
 def _directions(dense: nn.Module) -> Tensor | None:
-    """The directions that a module projects out; None if it is no projection."""
+    """The directions that a module projects out; None if it is not a projection."""
     if not isinstance(dense, Dense) or dense.linear.bias is not None:
         return None
     weight_hh = dense.linear.weight.detach().double().cpu()

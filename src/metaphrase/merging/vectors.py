@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from metaphrase.exceptions import ModelError, NonFiniteError, UsageError
 from metaphrase.io.arguments import Finite, checked
+from metaphrase.io.counts import first_names
 from metaphrase.io.digests import module_settings, tensors_digest, weights_digest
 from metaphrase.merging.files import SETTINGS, read_vector, write_vector
 from metaphrase.merging.pooling import replace_pooling
@@ -145,7 +146,7 @@ class TaskVector:
         shapes = {name: one.shape for name, one in weights.items()}
         if wrong := [name for name, one in self.differences.items() if shapes.get(name) != one.shape]:
             raise ModelError(
-                f"This task vector has weights that the model does not have, or has in another shape: {_some(wrong)}. "
+                f"This task vector has weights that the model does not have, or has in another shape: {first_names(wrong)}. "
                 "Make the vector again from the two models."
             )
         weight = self.alpha if alpha is None else alpha
@@ -240,7 +241,7 @@ class TaskVector:
 
         Raises:
             MissingFileError: There is no such file.
-            ModelFileError: The file is damaged, is no task vector, or was written by a later version of this library.
+            ModelFileError: The file is damaged, is not a task vector, or was written by a later version of this library.
         """
         differences, directions, facts = read_vector(path)
         return cls(differences, directions=directions, **facts)
@@ -309,8 +310,8 @@ def _check_weights(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None
     shapes = [{name: one.shape for name, one in weights.items()} for weights in (old, new)]
     if other := [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]:
         raise ModelError(
-            f"Models are merged weight by weight, but these two differ in the shape or presence of {_some(other)}. Merge "
-            "models that were tuned from one base, with its vocabulary and its layers."
+            f"Models are merged weight by weight, but these two differ in the shape or presence of {first_names(other)}. "
+            "Merge models that were tuned from one base, with its vocabulary and its layers."
         )
 
 
@@ -340,7 +341,3 @@ def _in_words(modules: Iterable[Any]) -> str:
     """The `module_settings` of a model, with the mode of pooling."""
     modes = ((name, settings.get("pooling_mode")) for name, settings in modules)
     return ", ".join(name if mode is None else f"{name} {mode}" for name, mode in modes)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

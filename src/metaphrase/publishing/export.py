@@ -41,12 +41,13 @@ from metaphrase.encoders.loading import (
     split_vectors,
 )
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
-from metaphrase.evaluation.compare import compare, languages_in_words
+from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import ConfigError, MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option, plain, read_yaml
+from metaphrase.io.counts import counted
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.locks import LOCK, exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_writable
@@ -204,7 +205,7 @@ def prepare_export(
     sets, tests = _test_sets(options, languages)
 
     def measure(measured: SentenceTransformer, name: str) -> dict[str, Any]:
-        notify(f"Measuring {name} on {languages_in_words(len(sets))} …")
+        notify(f"Measuring {name} on {counted(len(sets), 'language')} …")
         return evaluate_retrieval(
             measured,
             sets,
@@ -293,7 +294,7 @@ def _add_notices(path: Path, folders: Iterable[Path]) -> None:
 
 @contextmanager
 def _staging(parent: Path) -> Iterator[Path]:
-    """A place for a draft in a hidden folder, which this process locks. Those of killed processes are deleted."""
+    """Yield a hidden, locked folder for a draft, and delete the folders that killed processes left behind."""
     for left in parent.glob(f".{'[0-9a-f]' * 32}.export"):
         with suppress(OSError):  # another process may delete it
             if time.time() - left.stat().st_mtime < 60:  # another process may be about to lock it

@@ -173,7 +173,7 @@ def push_vector(
 
     Raises:
         MissingFileError: The file does not exist.
-        ModelFileError: The file is damaged, or is no task vector.
+        ModelFileError: The file is damaged or not a task vector.
         UsageError: The base is a local folder, which others cannot load, or `repo_id` is not a valid name.
         HubError: The Hub refuses the token, cannot be reached, or the upload failed.
     """
@@ -208,7 +208,7 @@ def push_vector(
 
 def _is_public(name: str) -> bool:
     """Whether a part of the name of a vector's base is the starter, a model on the Hub, or one in a package."""
-    place, at, _ = name.partition("@")  # of a local folder, the name has no path
+    place, at, _ = name.partition("@")  # the stored name of a local folder has no path
     return is_starter(name) or (bool(at) and ("/" in place or place in (*RELEASED, *installed_models())))
 
 

@@ -380,7 +380,7 @@ def _check_files(options: MergeOptions) -> None:
     check_files([options.vector, options.curve, plot], [path for path in read if path.is_file()])
     for file, is_one, kind in ((options.vector, is_vector, "task vector"), (options.curve, _is_curve, "curve")):
         if file is not None and Path(file).is_file() and not is_one(Path(file)):
-            raise UsageError(f"{file} exists and is no {kind}, so it is not replaced. Choose another file.")
+            raise UsageError(f"{file} exists but is not a {kind}, so it is not replaced. Choose another file.")
 
 
 def _is_curve(path: Path) -> bool:

@@ -259,7 +259,7 @@ def draw_differences(axes: Any, rows: Sequence[Mapping[str, Any]], *, size: floa
 
 
 def draw_retention(figure: Figure, *, retention: Mapping[str, Any]) -> None:
-    """Their mean, and the difference per language from the largest loss to the largest gain, with the red line."""
+    """Difference of each language that was not trained on, from the largest loss to the largest gain, and their mean."""
     rows, pooled, limit = retention["languages"], retention["pooled"], retention["limit"]
     figure.set_size_inches(_WIDTH, 1.5 + 0.17 * len(rows))
     axes = figure.subplots()
@@ -358,7 +358,7 @@ def draw_margins(figure: Figure, *, margins: Mapping[str, Any]) -> None:
 
 
 def draw_answers(figure: Figure, *, answers: Mapping[str, Any]) -> None:
-    """MAP of the questions of each language among the candidates of each language, before and after."""
+    """Mean average precision of the questions of each language among the candidates of each language, before and after."""
     sides, languages = [side for side in SIDES if side in answers], answers["languages"]
     figure.set_size_inches(0.6 + 0.38 * len(languages) * len(sides), 0.9 + 0.34 * len(languages))
     values = np.array([answers[side] for side in sides])

@@ -50,11 +50,6 @@ class Run:
                 f"{path} is damaged. Delete it, run `metaphrase report {shlex.quote(str(folder))} --data TEST_SETS`, and "
                 f"compare {Path(folder) / 'report'} in its place."
             ) from error
-        if "settings" not in run.facts:
-            raise DataError(
-                f"{path} lacks the settings of the run, because an earlier version of metaphrase wrote it. Train the run "
-                "again to compare it."
-            )
         return run
 
     @property
@@ -63,7 +58,7 @@ class Run:
         facts = self.facts
         common = [facts["recipe"], *(facts.get(name) for name in ("model", "steps", "batch_size"))]
         files = [file["sha256"] for file in facts["files"]]
-        settings = facts.get("settings", {}).items()
+        settings = facts["settings"].items()
         return json.dumps(
             [common, files, {name: value for name, value in settings if name not in _NOT_DISTINGUISHING}],
             sort_keys=True,

@@ -296,7 +296,7 @@ def _load_subjects(
     is_own = baseline == facts["model"]
     if baseline == "none":
         return {"after": release}
-    model = load_encoder(facts.get("base", baseline), **_pooling(facts)) if is_own else load_encoder(baseline)
+    model = load_encoder(facts["base"], **_pooling(facts)) if is_own else load_encoder(baseline)
     used = {one["settings"]["prompt"] for one in (earlier.get("before") or {}).values()}
     if prompt == "auto" and len(used) == 1 and is_own:
         prompt = str(used.pop())
@@ -308,7 +308,7 @@ def _load_subjects(
 def _pooling(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The pooling with which a run loaded the encoder that it started from."""
     return {
-        "pooling": facts.get("settings", {}).get("pooling"),
+        "pooling": facts["settings"].get("pooling"),
         "default_pooling": facts["recipe"].get("pooling", "mean"),
     }
 
