@@ -17,8 +17,8 @@ RESULTS = ROOT / "scripts" / "results"
 
 
 def commands(context: Context) -> list[Figure]:
-    """Minutes of the README's commands when their results were made: those of this folder, or the stored ones."""
-    runs = [("make demo", run) for run in _read(ROOT / "runs" / "demo" / "report.json") or _stored("demo")] + [
+    """Minutes of the README's commands when their stored results were made."""
+    runs = [("make demo", run) for run in _stored("demo")] + [
         (f"metaphrase adapt, {' and '.join(run['languages'])}", run) for run in _stored("adapt")
     ]
     figures = [Figure(name, run["seconds"] / 60, None, "min", of=cores(run["hardware"])) for name, run in runs]
