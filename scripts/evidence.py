@@ -10,7 +10,8 @@
 seed. Its stages are the training, the choice of the weight alpha on development data under guards, and each benchmark, for
 the encoder as trained, merged with the starter by alpha, and, if the recipe has one, in the form of its release. The starter
 is measured with and without its prompt. With ``--debias``, alpha is chosen without some directions of language identity, in
-steps of 0.1 and with a guard on answers, and only merged encoders are measured, without these directions.
+steps of 0.1 and with a guard on answers, and merged encoders are measured without these directions; encoders as trained are
+measured only with ``--variants raw``.
 
 The result of each stage is a JSON file under ``scripts/results/evidence``, or a folder named after another configuration; a
 stage is skipped if the file exists with the same settings. A killed program loses at most one stage, whose embeddings are
@@ -107,10 +108,10 @@ TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {"retrieval": ("tatoeba",)},
     {"mining": ("bucc2018-sample sample_oracle",)},
-    {"paraphrase": ("pawsx probe",), "pos": ("ud probe",), "nli": ("xnli",), "qa": ("xquad",)},
+    {"paraphrase": ("pawsx probe",), "pos": ("ud probe",), "nli": ("xnli probe",), "qa": ("xquad",)},
 )
 #: Benchmarks that load an encoder from a folder and train all of it.
-FINE_TUNED = ("xnli", "xquad")
+FINE_TUNED = ("xquad",)
 #: The starter's settings: with its stored prompt, and without.
 PROMPTS = {"prompt": "auto", "plain": None}
 #: Measurements of the time of a step.
@@ -214,7 +215,9 @@ class Evidence:
     @cached_property
     def settings(self) -> Settings:
         """How benchmarks are measured."""
-        return Settings(trained_languages=self.languages, answer_text="sentence", bf16=self.options.bf16)
+        return Settings(
+            trained_languages=self.languages, answer_text="sentence", bf16=self.options.bf16, transfer="probe"
+        )
 
     @cached_property
     def tiers(self) -> list[list[Benchmark]]:
@@ -761,9 +764,10 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
     options = parser.parse_args(argv)
     if options.debias:
-        if options.variants not in (list(VARIANTS), ["merged"]):
-            parser.error("--debias measures merged encoders only. Omit --variants.")
-        options.variants = ["merged"]
+        if options.variants == list(VARIANTS):
+            options.variants = ["merged"]
+        if "released" in options.variants:
+            parser.error("--debias measures merged encoders, and with --variants raw, encoders as trained.")
     if options.results is None:
         # The page of the documentation shows the results of the repository only.
         options.page = options.page or ROOT / yaml.safe_load(options.config.read_text(encoding="utf-8"))["page"]

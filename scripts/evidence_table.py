@@ -52,7 +52,7 @@ COSTS = {
     "xquad-r MRR in the question's language": "answers in the question's language",
     "sib200": "SIB-200 retrieval",
     "sib200 topics": "SIB-200 topics",
-    "xnli accuracy": "XNLI",
+    "xnli probe accuracy": "XNLI",
     "pawsx probe accuracy": "PAWS-X",
     "ud probe f1": "POS F1",
     "xquad f1": "XQuAD F1",
