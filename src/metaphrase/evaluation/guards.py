@@ -121,11 +121,11 @@ def chance_in_words(point: Mapping[str, Any]) -> str:
 
 
 def changes_in_words(gain: str, point: Mapping[str, Any]) -> str:
-    """The differences of a point of a curve, the gain on data of a name and the guards, with intervals and verdicts."""
-    rows = {gain: point["gain"], **point["guards"]}
+    """The differences of a point of a curve, of the gain and the guards, with intervals, verdicts and limits."""
     return ", ".join(
         f"{name} {row['difference']:+z.1f} [{row['interval'][0]:+z.1f}, {row['interval'][1]:+z.1f}] {row['verdict']}"
-        for name, row in rows.items()
+        + (f" (limit -{row['limit']:g})" if "limit" in row else "")
+        for name, row in {gain: point["gain"], **point["guards"]}.items()
     )
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from mteb.abstasks import AbsTask, AbsTaskBitextMining
 from mteb.abstasks.task_metadata import TaskMetadata
-from mteb.languages.iso_mappings import ISO_TO_LANGUAGE, _get_iso1_to_iso3
+from mteb.languages.iso_mappings import ISO_TO_LANGUAGE
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.types import PromptType
@@ -75,7 +75,7 @@ def mteb_languages(languages: Sequence[str]) -> list[str]:
     for language in languages:
         language = language.replace("_", "-")
         code = language.partition("-")[0]
-        three = _get_iso1_to_iso3().get(code, code)
+        three = _three_letters(code)
         if three not in ISO_TO_LANGUAGE:
             raise UsageError(f"Unknown language {language!r}. Languages have codes such as sw, swh or swh-Latn.")
         codes += [language] if three == code else [three, *_INDIVIDUAL.get(code, [])]
@@ -90,7 +90,15 @@ def language_script(language: str) -> str:
     """
     code, _, script = language.replace("_", "-").partition("-")
     script = script or langcodes.Language.get(code).maximize().script or "Latn"
-    return f"{_get_iso1_to_iso3().get(code, code)}-{script}"
+    return f"{_three_letters(code)}-{script}"
+
+
+def _three_letters(code: str) -> str:
+    """ISO 639-3 code of a two-letter code, which is not replaced by another one first: tl would be fil."""
+    try:
+        return langcodes.Language.get(code, normalize=False).to_alpha3() if len(code) == 2 else code
+    except LookupError:
+        return code
 
 
 def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMining:
