@@ -108,10 +108,10 @@ TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {"retrieval": ("tatoeba",)},
     {"mining": ("bucc2018-sample sample_oracle",)},
-    {"paraphrase": ("pawsx probe",), "pos": ("ud probe",), "nli": ("xnli probe",), "qa": ("xquad",)},
+    {"paraphrase": ("pawsx probe",), "pos": ("ud probe",), "nli": ("xnli probe", "xnli"), "qa": ("xquad",)},
 )
 #: Benchmarks that load an encoder from a folder and train all of it.
-FINE_TUNED = ("xquad",)
+FINE_TUNED = ("xnli", "xquad")
 #: The starter's settings: with its stored prompt, and without.
 PROMPTS = {"prompt": "auto", "plain": None}
 #: Measurements of the time of a step.
@@ -149,7 +149,7 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
     Raises:
         UsageError: A recipe is unknown.
     """
-    entries = yaml.safe_load(options.config.read_text(encoding="utf-8"))["recipes"]
+    entries = options.recipes
     if unknown := sorted(set(options.only or ()) - entries.keys()):
         raise UsageError(f"Unknown recipe {unknown[0]!r}. The recipes are {', '.join(entries)}.")
     cells = []
@@ -216,7 +216,10 @@ class Evidence:
     def settings(self) -> Settings:
         """How benchmarks are measured."""
         return Settings(
-            trained_languages=self.languages, answer_text="sentence", bf16=self.options.bf16, transfer="probe"
+            trained_languages=self.languages,
+            answer_text="sentence",
+            bf16=self.options.bf16,
+            transfer=self.options.transfer,
         )
 
     @cached_property
@@ -763,6 +766,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
     parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
     options = parser.parse_args(argv)
+    content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
+    options.recipes, options.transfer = content["recipes"], content.get("transfer", "auto")
     if options.debias:
         if options.variants == list(VARIANTS):
             options.variants = ["merged"]
@@ -770,7 +775,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
             parser.error("--debias measures merged encoders, and with --variants raw, encoders as trained.")
     if options.results is None:
         # The page of the documentation shows the results of the repository only.
-        options.page = options.page or ROOT / yaml.safe_load(options.config.read_text(encoding="utf-8"))["page"]
+        options.page = options.page or ROOT / content["page"]
         options.results = ROOT / "scripts" / "results" / options.config.stem
     return options
 

@@ -53,6 +53,7 @@ COSTS = {
     "sib200": "SIB-200 retrieval",
     "sib200 topics": "SIB-200 topics",
     "xnli probe accuracy": "XNLI",
+    "xnli accuracy": "XNLI, fine-tuned",
     "pawsx probe accuracy": "PAWS-X",
     "ud probe f1": "POS F1",
     "xquad f1": "XQuAD F1",
@@ -121,8 +122,8 @@ class Difference:
     verdict: str = "tie"
 
     def __str__(self) -> str:
-        mean, low, high = (f"{round(value, 1) + 0.0:+.1f}" for value in (self.mean, *self.interval))
-        return f"{mean} [{low}, {high}] {self.verdict}"
+        mean, low, high = (round(value, 6) + 0.0 for value in (self.mean, *self.interval))  # -0.0 is below zero
+        return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] {self.verdict}"
 
 
 def difference(value_sb: NDArray[np.float64]) -> Difference:

@@ -201,7 +201,9 @@ def test_alpha_is_chosen_without_directions_of_language_identity(script, argv, m
     settings = read_part(cell.folder / "alpha.json")["settings"]
     assert (settings["directions"], settings["alphas"]) == (2, [0.0, 1.0])
     with pytest.raises(SystemExit):
-        script.parsed([*argv, "--variants", "raw"])
+        script.parsed([*argv, "--variants", "released"])
+    assert script.main([*argv, "--variants", "raw", "--suites", "sts"]) == 0
+    assert "directions" not in read_part(cell.folder / "raw" / "stsb.json")["settings"]
 
 
 def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkeypatch):
