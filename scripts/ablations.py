@@ -227,6 +227,9 @@ def parsed(argv: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]
     given = run_options(rest)
     if taken := sorted(given.keys() & OWN):
         raise ValueError(f"This program sets --{taken[0]} for every cell. Use --steps, --seeds and --output.")
+    if taken := sorted(given.keys() & {"model", "corpus", "test"}):
+        raise ValueError(f"--config has {taken[0]}. Remove it, and pass --{taken[0]} on the command line.")
+    options.seeds = list(dict.fromkeys(options.seeds))
     return options, given, settings
 
 

@@ -28,7 +28,7 @@ import io
 import logging
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +47,7 @@ from metaphrase.encoders.folders import open_tokenizer
 from metaphrase.encoders.loading import find_model
 from metaphrase.io.arguments import Count, CountOr0, checked
 from metaphrase.io.configuration import option
-from metaphrase.io.files import replacing, write_json
+from metaphrase.io.files import read_json, replacing, write_json
 from metaphrase.io.outputs import claimed
 
 Pair = tuple[str, str]
@@ -200,9 +200,12 @@ def number(text: str) -> int:
     units = {"k": 1_000, "m": 1_000_000}
     unit = units.get(text[-1:].lower(), 1)
     try:
-        return int(float(text[:-1] if unit > 1 else text) * unit)
-    except ValueError:
-        raise ValueError(f"--pairs expects a number such as 250k or 2M, got {text!r}.") from None
+        count = int(float(text[:-1] if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise ValueError(f"--pairs expects a number such as 250k or 2M, but is {text!r}.")
+    return count
 
 
 def find_sources(options: Options) -> dict[str, list[Source]]:
@@ -263,8 +266,9 @@ def build(options: Options) -> dict[str, Any]:
     output = Path(options.output_dir)
     sizes = ("train_cap", "dev_cap") if options.protocol == "dap" else ("pairs",)
     settings = ("protocol", "tokenizer", "seed", *sizes)
-    report: dict[str, Any] = {name: getattr(options, name) for name in settings} | {"languages": {}}
+    report: dict[str, Any] = {name: getattr(options, name) for name in settings}
     with claimed(output):
+        report["languages"] = built_before(output / "report.json", report)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True)) as progress:
             for language, its_sources in sources.items():
@@ -274,8 +278,24 @@ def build(options: Options) -> dict[str, Any]:
                     facts[part] = {"file": name, "pairs": len(pairs), "sha256": write_tsv(output / name, pairs)}
                 facts["sources"] = [source.facts() for source in its_sources]
                 report["languages"][language] = facts
+        report["languages"] = dict(sorted(report["languages"].items()))
         write_json(output / "report.json", report)
     return report
+
+
+def built_before(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The languages of an earlier report with the same settings; none without a report.
+
+    Raises:
+        ValueError: The settings differ. Dev pairs of that corpus might be training pairs of this one.
+    """
+    before = read_json(path) if path.is_file() else {**settings, "languages": {}}
+    if differing := [name for name, value in settings.items() if before.get(name) != value]:
+        raise ValueError(
+            f"{path.parent} has a corpus that was built with another value of {', '.join(differing)}. Choose another "
+            "--output_dir, or delete this one."
+        )
+    return dict(before["languages"])
 
 
 @reports_errors

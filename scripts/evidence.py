@@ -237,7 +237,11 @@ class Evidence:
         ]
         found = {one.name: one for one in find_benchmarks(data, suites, self.settings, samples)[0]}
         names = [[name for suite in tier if suite in suites for name in tier[suite]] for tier in TIERS]
-        return [[found[name] for name in group if name in found] for group in names]
+        tiers = [[found[name] for name in group if name in found] for group in names]
+        if not any(tiers):
+            others = f" It has {', '.join(found)}, which this program does not measure." if found else ""
+            raise UsageError(f"{data} has none of {', '.join(name for group in names for name in group)}.{others}")
+        return tiers
 
     @cached_property
     def data_digests(self) -> dict[str, str]:
@@ -573,6 +577,20 @@ class Evidence:
         else:
             print(f"  {time.perf_counter() - started:.0f} seconds", flush=True)
 
+    def check_results(self) -> None:
+        """Refuse a folder with results of another encoder or bitext, which would be replaced or averaged with new ones.
+
+        Raises:
+            UsageError: There are some.
+        """
+        own = {"model": self.start_digest, "corpus": self.corpus_digest}
+        for path in self.folder.glob("*/seed*/train.json"):
+            settings = (read_part(path) or {"settings": own})["settings"]
+            if differing := [name for name, digest in own.items() if settings[name] != digest]:
+                raise UsageError(
+                    f"{self.folder} has results with another {' and '.join(differing)}. Pass another folder with --results."
+                )
+
     def plan(self) -> str:
         """Stored and missing results, and an estimate of the remaining time, as text."""
         minutes = self.minutes()
@@ -767,7 +785,10 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
     options = parser.parse_args(argv)
     content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
-    options.recipes, options.transfer = content["recipes"], content.get("transfer", "auto")
+    options.recipes, options.transfer = content.get("recipes"), content.get("transfer", "auto")
+    options.seeds = list(dict.fromkeys(options.seeds))
+    if not options.recipes or not (options.page or options.results or "page" in content):
+        parser.error(f"{options.config} needs `recipes`, and `page` unless --page or --results is given.")
     if options.debias:
         if options.variants == list(VARIANTS):
             options.variants = ["merged"]
@@ -777,6 +798,10 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         # The page of the documentation shows the results of the repository only.
         options.page = options.page or ROOT / content["page"]
         options.results = ROOT / "scripts" / "results" / options.config.stem
+    if options.page and not (
+        options.page.is_file() and "<!-- evidence -->" in options.page.read_text(encoding="utf-8")
+    ):
+        parser.error(f"--page {options.page} is not a file with the lines <!-- evidence --> and <!-- /evidence -->.")
     return options
 
 
@@ -788,6 +813,7 @@ def main(argv: Sequence[str]) -> int:
     if not options.write:
         prepare_process()
         evidence = Evidence(options)
+        evidence.check_results()
         if options.plan:
             print(evidence.plan())
             return 0

@@ -69,6 +69,7 @@ from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
+from metaphrase.io.counts import counted
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
@@ -762,6 +763,7 @@ def run(options: argparse.Namespace) -> None:
         ValueError: No recipe is chosen, data are missing, or the stored results cover more.
     """
     setting = {"steps": options.steps, "batch_size": options.batch_size}
+    options.seeds = list(dict.fromkeys(options.seeds))
     whole = list(grid(options.seeds, options.add, corpus=options.corpus, **setting))
     cells, order = chosen(whole, options.only), ["starter", *dict.fromkeys(cell.name for cell in whole)]
     corpus = DEMO_WORDS if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
@@ -779,7 +781,7 @@ def run(options: argparse.Namespace) -> None:
         for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
             renewed = set(map(cell_of, found))
             rows = [row for row in rows if cell_of(row) not in renewed] + with_stored_scores(found, rows)
-            print(json.dumps(found, indent=1) if found else f"{len(missing)} recipes to train", flush=True)
+            print(json.dumps(found, indent=1) if found else f"{counted(len(missing), 'recipe')} to train", flush=True)
             write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
 
 

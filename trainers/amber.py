@@ -72,6 +72,7 @@ def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_st
         head_learning_rate=5e-4,
         warmup_steps=0.1,
         batch_sampler="no_duplicates",
+        save_steps=50,
         logging_steps=10,
         report_to="none",
     )

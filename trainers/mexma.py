@@ -61,6 +61,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
         warmup_steps=0.1,
         max_grad_norm=1.2,
         batch_sampler="no_duplicates",
+        save_steps=50,
         logging_steps=10,
         report_to="none",
     )

@@ -64,7 +64,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     loss = AlignmentLoss(encoder, recipe)
 
     # 6. The trainer is based on sentence-transformers' trainer; it saves, clips and synchronises heads.
-    #    `trainer.train(resume_from_checkpoint=True)` resumes.
+    #    A checkpoint is saved every 50 steps; `trainer.train(resume_from_checkpoint=True)` resumes from the last one.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,
@@ -73,6 +73,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
         head_learning_rate=5e-4,
         warmup_steps=0.1,
         batch_sampler="no_duplicates",
+        save_steps=50,
         logging_steps=10,
         report_to="none",
     )

@@ -69,6 +69,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
         head_learning_rate=5e-4,
         weight_decay=0.01,
         warmup_steps=0.1,
+        save_steps=50,
         logging_steps=10,
         report_to="none",
     )

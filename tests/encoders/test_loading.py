@@ -6,6 +6,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer.modules import Pooling
+from transformers import PhobertTokenizer, SqueezeBertConfig, SqueezeBertModel
 
 from metaphrase.cli import main
 from metaphrase.encoders.loading import (
@@ -47,6 +48,39 @@ def test_a_wrong_option_is_not_called_damage(tiny_encoder_dir, options):
 def test_an_encoder_keeps_its_own_pooling_unless_told_otherwise(tiny_encoder_dir):
     assert pooling_of(load_encoder(tiny_encoder_dir, default_pooling="mean")) == "cls"
     assert pooling_of(load_encoder(tiny_encoder_dir, pooling="mean")) == "mean"
+
+
+def test_another_pooling_keeps_whether_the_prompt_is_pooled(tiny_encoder, tmp_path):
+    tiny_encoder[1] = Pooling(32, pooling_mode="cls", include_prompt=False)
+    tiny_encoder.save_pretrained(str(tmp_path), create_model_card=False)
+    pooling = next(module for module in load_encoder(tmp_path, pooling="mean") if isinstance(module, Pooling))
+    assert (pooling.pooling_mode, pooling.include_prompt) == ("mean", False)
+
+
+def test_a_slow_tokenizer_that_copies_its_vocabulary_is_saved(tiny_bert_dir, tmp_path):
+    """PhoBERT's tokenizer copies the file that it was loaded from."""
+    folder = tmp_path / "phobert"
+    folder.mkdir()
+    pieces = [f"{letter}{end}" for letter in "abcdefghijklmnopqrstuvwxyz" for end in ("", "@@")]
+    (folder / "vocab.txt").write_text("".join(f"{piece} 1\n" for piece in pieces), encoding="utf-8")
+    (folder / "bpe.codes").write_text("t h 1\n", encoding="utf-8")
+    model = load_encoder(tiny_bert_dir, device="cpu")
+    model[0].auto_model.save_pretrained(folder)
+    PhobertTokenizer(str(folder / "vocab.txt"), str(folder / "bpe.codes")).save_pretrained(folder)
+    loaded = load_encoder(folder, device="cpu")
+    loaded.save_pretrained(str(tmp_path / "saved"), create_model_card=False)
+    again = load_encoder(tmp_path / "saved", device="cpu")
+    assert again.encode("der Hund").tolist() == loaded.encode("der Hund").tolist()
+
+
+def test_an_encoder_that_always_calls_its_pooler_keeps_it(tokenizer, tmp_path):
+    config = SqueezeBertConfig(
+        **{"vocab_size": len(tokenizer), "embedding_size": 32, "hidden_size": 32, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "intermediate_size": 64},
+    )
+    SqueezeBertModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert load_encoder(tmp_path, device="cpu").encode("a dog").shape == (32,)
 
 
 @pytest.mark.parametrize("name", ["tiny_bert_dir", "tiny_mlm_dir", "tiny_encoder_dir"])

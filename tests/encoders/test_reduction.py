@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import WeightedLayerPooling
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
     BertModel,
+    LongformerConfig,
+    LongformerModel,
     ModernBertConfig,
     ModernBertModel,
     PreTrainedTokenizerFast,
@@ -290,6 +293,21 @@ def test_a_layer_that_differs_from_the_first_cannot_replace_it(tmp_path, tokeniz
         ModelError, match=r"of type modernbert, whose layers differ in .*attn_norm.*Keep the first layer"
     ):
         prune_layers(encoder, [1])
+
+
+def test_settings_by_layer_follow_the_layers(tmp_path, tokenizer):
+    config = LongformerConfig(**shape(tokenizer), attention_window=[4, 8], sep_token_id=2)
+    LongformerModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    pruned = prune_layers(load_encoder(tmp_path, device="cpu"), [1])
+    assert pruned[0].auto_model.config.attention_window == [8]
+    assert pruned.encode("a dog").shape == (32,)
+
+
+def test_a_pooling_of_all_layers_keeps_them(tiny_encoder):
+    tiny_encoder.insert(1, WeightedLayerPooling(32, num_hidden_layers=2, layer_start=1))
+    with pytest.raises(ModelError, match=r"weighs the states of all of its layers .* Keep all layers"):
+        prune_layers(tiny_encoder, [0])
 
 
 @pytest.mark.parametrize("layers", [1, 2, 6, 12, 24])

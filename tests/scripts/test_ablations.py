@@ -232,6 +232,17 @@ def test_monolingual_text_from_options_and_files(script, written, tmp_path):
     assert "monolingual" not in script.run_options(["--monolingual_ratio", "0.5"])
 
 
+@pytest.mark.parametrize("name", ["model", "corpus", "test"])
+def test_its_own_options_are_not_read_from_a_file(script, name, tmp_path):
+    (tmp_path / "c.yaml").write_text(f"{name}: {'x' if name == 'model' else '[x]'}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"--config has {name}\. Remove it, and pass --{name} on the command line"):
+        script.parsed(["--config", str(tmp_path / "c.yaml")])
+
+
+def test_a_seed_is_trained_once(script):
+    assert script.parsed(["--seeds", "1", "2", "1"])[0].seeds == [1, 2]
+
+
 def test_cells_are_the_papers(script):
     def terms(name):
         return [{t.objective: t.weight for t in cell.recipe.terms} for cell in script.load_grid(name).cells]

@@ -99,8 +99,9 @@ def test_sampling_is_uniform_over_sources(script, opus, tmp_path):
     """The merged pairs are sampled evenly: the small keys of those drawn from a large source give them no edge."""
     shares, places = [], []
     for seed in range(30):
-        build(script, opus, tmp_path / "out", train_cap=50, dev_cap=0, languages=["sw"], seed=seed)
-        drawn = read_parallel(tmp_path / "out" / "sw-en.train.tsv.gz")
+        out = tmp_path / str(seed)
+        build(script, opus, out, train_cap=50, dev_cap=0, languages=["sw"], seed=seed)
+        drawn = read_parallel(out / "sw-en.train.tsv.gz")
         assert len(drawn) == 50
         shares.append(sum(pair in EUROPARL for pair in drawn) / 50)
         places += [EUROPARL.index(pair) for pair in drawn if pair in EUROPARL]
@@ -144,8 +145,20 @@ def test_ppa(script, opus, tmp_path, split_at_spaces):
     bible, europarl, tanzil = report["languages"]["sw"]["sources"]
     assert bible["dropped"] == {"too few pieces": 1, "too many pieces": 3}
     assert (europarl["read"], europarl["kept"], tanzil["read"]) == (96, 96, 0)
-    build(script, opus, tmp_path / "out", pairs="30", sources=["tanzil", "europarl"], **options)
-    assert read_parallel(tmp_path / "out" / "sw-en.train.tsv.gz") == TANZIL[:30]
+    build(script, opus, tmp_path / "few", pairs="30", sources=["tanzil", "europarl"], **options)
+    assert read_parallel(tmp_path / "few" / "sw-en.train.tsv.gz") == TANZIL[:30]
+
+
+def test_a_folder_has_a_corpus_of_one_protocol_and_keeps_other_languages(script, opus, tmp_path, split_at_spaces):
+    """Dev pairs of another protocol might be among the training pairs."""
+    both = build(script, opus, tmp_path / "out", train_cap=100)
+    again = build(script, opus, tmp_path / "out", train_cap=100, languages=["sw"])
+    assert len(both["languages"]) > 1
+    assert again["languages"] == both["languages"]
+    with pytest.raises(
+        ValueError, match=r"out has a corpus that was built with another value of protocol, tokenizer, pairs\."
+    ):
+        build(script, opus, tmp_path / "out", protocol="ppa", pairs="50", tokenizer=split_at_spaces)
 
 
 @pytest.mark.parametrize("protocol", ["dap", "ppa"])
@@ -191,8 +204,9 @@ def test_wrong_options(script, opus, tmp_path, split_at_spaces):
         build(script, opus, tmp_path / "out", protocol="labse")
     with pytest.raises(ValueError, match=r"train_cap.* must be a whole number from 1"):
         build(script, opus, tmp_path / "out", train_cap=-1)
-    with pytest.raises(ValueError, match="--pairs expects a number such as 250k or 2M, got 'all'"):
-        build(script, opus, tmp_path / "out", protocol="ppa", pairs="all", tokenizer=split_at_spaces)
+    for pairs in ("all", "inf", "0", "0.5", "-5"):
+        with pytest.raises(ValueError, match=f"--pairs expects a number such as 250k or 2M, but is '{pairs}'"):
+            build(script, opus, tmp_path / "out", protocol="ppa", pairs=pairs, tokenizer=split_at_spaces)
     with pytest.raises(FileNotFoundError, match=r"no file <source>/xx-en\.\* for th"):
         build(script, opus, tmp_path / "out", languages=["sw", "th"])
     assert script.number("250k") == 250_000

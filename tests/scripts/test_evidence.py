@@ -516,15 +516,42 @@ def test_the_page_is_up_to_date(script, table, tmp_path):
 
 def test_another_configuration_has_its_own_recipes_results_and_page(script, table, tmp_path):
     config = tmp_path / "best.yaml"
-    config.write_text("page: docs/best.md\nrecipes:\n  mine: {recipe: tr, terms: {tr: {args: {temperature: 0.02}}}}\n")
+    config.write_text(
+        "page: docs/forgetting.md\nrecipes:\n  mine: {recipe: tr, terms: {tr: {args: {temperature: 0.02}}}}\n"
+    )
     options = script.parsed(["--config", str(config)])
     assert options.results == script.ROOT / "scripts" / "results" / "best"
-    assert options.page == script.ROOT / "docs" / "best.md"
+    assert options.page == script.ROOT / "docs" / "forgetting.md"
     assert {cell.name for cell in script.load_cells(options, tmp_path)} == {"mine"}
     assert script.parsed(["--config", str(config), "--results", str(tmp_path)]).page is None
     with pytest.raises(ValueError, match="Unknown recipe 'tr'"):
         script.load_cells(script.parsed(["--config", str(config), "--only", "tr"]), tmp_path)
+    config.write_text("recipes: {tr: {recipe: tr}}\n")
+    with pytest.raises(SystemExit):
+        script.parsed(["--config", str(config)])
+    assert script.parsed(["--config", str(config), "--results", str(tmp_path)]).page is None
     page = tmp_path / "page.md"
     page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
     table.write_page(script.parsed([]).results, page, config)
     assert "Orders that papers report" not in page.read_text()
+
+
+def test_results_of_another_encoder_or_bitext_are_not_mixed(script, argv, tmp_path):
+    evidence = script.Evidence(script.parsed(argv))
+    (cell, *_) = evidence.cells
+    settings = evidence.training_settings(cell)
+    cell.folder.mkdir(parents=True)
+    script.write_part(cell.folder / "train.json", {"settings": settings, "vector": "a"})
+    evidence.check_results()
+    script.write_part(cell.folder / "train.json", {"settings": settings | {"corpus": "b"}, "vector": "a"})
+    with pytest.raises(
+        script.UsageError, match=r"has results with another corpus\. Pass another folder with --results"
+    ):
+        evidence.check_results()
+
+
+def test_data_without_a_benchmark_are_refused_before_training(script, argv, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(script.UsageError, match=r"empty has none of demo, .*tatoeba"):
+        script.Evidence(script.parsed([*argv, "--data", str(empty)])).run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,7 +227,11 @@ def test_a_page_shows_results_of_the_repository_only(load_script, tmp_path):
     program = load_script("evidence")
     assert program.parsed([]).page == program.ROOT / "docs" / "evidence.md"
     assert program.parsed(["--results", str(tmp_path)]).page is None
-    assert program.parsed(["--results", str(tmp_path), "--page", "a.md"]).page == Path("a.md")
+    page = tmp_path / "a.md"
+    with pytest.raises(SystemExit):
+        program.parsed(["--results", str(tmp_path), "--page", str(page)])
+    page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
+    assert program.parsed(["--results", str(tmp_path), "--page", str(page)]).page == page
 
 
 def test_a_run_of_some_tests_does_not_shorten_the_table_of_faults(load_script, tmp_path, capsys):

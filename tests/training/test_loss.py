@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling, StaticEmbedding
 from transformers import BatchEncoding
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
@@ -52,6 +52,16 @@ def test_views_are_encoded_once(tiny_encoder, tokenizer, full_bitext, trained, c
     with packed(tiny_encoder, enabled=packing):
         loss(ParallelCollator(tokenizer, loss.views)(full_bitext[:5]))
     assert counts == Counter(encoder=calls, momentum=1 if trained == "ppa" else 0)
+
+
+def test_micro_batches_of_an_encoder_with_a_decoder_are_refused(tiny_encoder, tokenizer, full_bitext):
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24)
+    tiny_encoder[0].auto_model.config.is_encoder_decoder = True
+    batch = ParallelCollator(tokenizer, loss.views)(full_bitext[:4])
+    loss(batch)
+    loss.micro_batch_size = 2
+    with pytest.raises(ModelError, match=r"micro_batch_size do not support encoders with a decoder, such as bert"):
+        loss(batch)
 
 
 @pytest.mark.parametrize("chosen", every_objective(), ids=lambda recipe: recipe.name)
@@ -137,6 +147,14 @@ def test_a_tokenizer_without_special_tokens_around_a_text_is_refused(tiny_encode
     tiny_encoder.tokenizer.backend_tokenizer.post_processor = None
     with pytest.raises(ModelError, match="does not put a special token before and after every text"):
         AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
+
+
+def test_heads_need_the_encoders_own_states_of_tokens(tiny_encoder):
+    dense = Dense(32, 16, module_input_name="token_embeddings", module_output_name="token_embeddings")
+    model = SentenceTransformer(modules=[tiny_encoder[0], dense, Pooling(16)], device="cpu")
+    AlignmentLoss(model, Recipe.load("tr"))
+    with pytest.raises(ModelError, match=r"^rtl read the encoder's states of tokens, but a module of .* changes them"):
+        AlignmentLoss(model, Recipe.load("dap"))
 
 
 def test_embeddings_that_only_encode_truncates_train_in_full(tiny_encoder):

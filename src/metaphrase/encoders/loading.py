@@ -139,6 +139,7 @@ def load_encoder(
             logger.info("%s has no pooling; using %s.", name, mode)
             size = transformer.get_embedding_dimension()
             model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
+        _keep_paths(model.tokenizer, copy, folder)
         encoder: Any = remove_pooler(model[0].auto_model)
         check_keys(encoder, model[0].loaded, name)
         model[0].__class__ = Transformer  # the class that a saved model names
@@ -164,6 +165,13 @@ def load_encoder(
     encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
     set_max_length(model, max_length)
     return model
+
+
+def _keep_paths(tokenizer: Any, copy: Path, folder: Path) -> None:
+    """Replace paths in a temporary copy, from which slow tokenizers copy their vocabulary when they are saved."""
+    for name, value in vars(tokenizer).items():
+        if isinstance(value, str) and value.startswith(str(copy)):
+            setattr(tokenizer, name, str(folder / Path(value).relative_to(copy)))
 
 
 def _check_device(name: str | None) -> None:

@@ -19,8 +19,8 @@ def is_pooler_optional(kind: type) -> bool:
 
 
 def remove_pooler(encoder: Encoder) -> Encoder:
-    """Remove the pooler of a transformers model in place, if it has one."""
-    if getattr(encoder, "pooler", None) is not None:
+    """Remove the pooler of a transformers model in place, if it has one that it can work without."""
+    if getattr(encoder, "pooler", None) is not None and is_pooler_optional(type(encoder)):
         encoder.pooler = None
     return encoder
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import WeightedLayerPooling
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -177,6 +178,8 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
     model = shared_copy(model)
     encoder: Any = model[0].auto_model
     count = encoder.config.num_hidden_layers
+    if any(isinstance(module, WeightedLayerPooling) for module in model):
+        raise ModelError("The model weighs the states of all of its layers (WeightedLayerPooling). Keep all layers.")
     stacks = [
         (parent, name, child)
         for parent in encoder.modules()
@@ -194,8 +197,9 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
     ((parent, name, layers),) = stacks
     setattr(parent, name, nn.ModuleList(layers[layer] for layer in wanted))
     encoder.config.num_hidden_layers = len(wanted)
-    if getattr(encoder.config, "layer_types", None):
-        encoder.config.layer_types = [encoder.config.layer_types[layer] for layer in wanted]
+    for setting in ("layer_types", "attention_window"):
+        if isinstance(values := getattr(encoder.config, setting, None), list):
+            setattr(encoder.config, setting, [values[layer] for layer in wanted])
     with torch.device("meta"):
         rebuilt = remove_pooler(type(encoder)(encoder.config))
     if different := rebuilt.state_dict().keys() ^ remove_pooler(encoder).state_dict().keys():

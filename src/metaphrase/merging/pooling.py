@@ -12,7 +12,7 @@ def replace_pooling(model: SentenceTransformer, mode: str) -> None:
     """Replace the pooling of a model in place."""
     for at, module in enumerate(model):
         if isinstance(module, Pooling):
-            model[at] = Pooling(module.embedding_dimension, mode)
+            model[at] = Pooling(module.embedding_dimension, mode, include_prompt=module.include_prompt)
             return
     raise ModelError(
         f"Pooling {mode!r} was requested, but the model has no pooling module to replace. Omit `pooling`."

@@ -252,7 +252,8 @@ def parallel_texts(
 
 def check_directions(count: int, model: SentenceTransformer) -> None:
     """Refuse more directions than the packaged languages differ in."""
-    most = min(len(parallel_texts()), model.get_embedding_dimension() or 0) - 1 if count else 0
+    with model.truncate_embeddings(None):  # directions are removed before that
+        most = min(len(parallel_texts()), model.get_embedding_dimension() or 0) - 1 if count else 0
     if count > most:
         raise UsageError(
             f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,7 @@ class AlignmentLoss(nn.Module):
         for term in recipe.terms:
             _check_matryoshka(term, objectives[term.name], sources.embedding_size)
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
+        _check_token_states(sources, self.heads.heads)
         for objective in objectives.values():
             _check_state(objective)
         self.objectives = nn.ModuleDict(objectives)
@@ -237,6 +238,15 @@ def _distinct(views: Any) -> tuple[View, ...]:
                 "Give them the same settings, or give the views different names."
             )
     return tuple(by_name.values())
+
+
+def _check_token_states(sources: HeadSources, heads: Collection[str]) -> None:
+    """Refuse heads if a module changes the states of tokens before the pooling, as heads are sized by the encoder."""
+    if heads and any(getattr(module, "module_output_name", None) == "token_embeddings" for module in sources.modules):
+        raise ModelError(
+            f"{', '.join(heads)} read the encoder's states of tokens, but a module of {sources.name or 'this encoder'} "
+            "changes them before the pooling. Use a recipe without heads, such as 'tr' or 'metaphrase'."
+        )
 
 
 def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ from metaphrase.evaluation.transfer.running import (
     results_table,
 )
 from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, predict
-from metaphrase.exceptions import CheckpointError, DataError, NonFiniteError
+from metaphrase.exceptions import CheckpointError, DataError, NonFiniteError, UsageError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder
 
@@ -444,3 +444,12 @@ def test_other_data_are_not_taken_for_measured(options, nli, tmp_path):
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"dog", b"cat")))
     with pytest.raises(ValueError, match="was started with data_sha256"):
         finetune_classification(options, arguments(tmp_path / "out", max_steps=1))
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [({"load_best_model_at_end": True}, "with --selection"), ({"resume_from_checkpoint": "x"}, "resumes by itself")],
+)
+def test_options_of_the_trainer_that_do_not_apply_are_refused(tmp_path, option, advice):
+    with pytest.raises(UsageError, match=advice):
+        FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, **option)

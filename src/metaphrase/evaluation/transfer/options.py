@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from transformers import TrainingArguments
 
+from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import BelowOne, BetweenZeroAndOne, Count, Length, Positive, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.training_ranges import TrainingRanges, select_device
@@ -70,6 +71,10 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
     def __post_init__(self) -> None:
         """Save at each evaluation; no progress bars in files, no pinned memory without a GPU, bfloat16 on CPUs too."""
         given: Any = self
+        if given.load_best_model_at_end:
+            raise UsageError("--load_best_model_at_end does not apply here. Choose the checkpoint with --selection.")
+        if given.resume_from_checkpoint:
+            raise UsageError("--resume_from_checkpoint does not apply here. The same command resumes by itself.")
         select_device(self)
         if given.disable_tqdm is None:
             given.disable_tqdm = not sys.stderr.isatty()

@@ -174,7 +174,7 @@ def check_settings(
 _HYPERPARAMETERS = (
     *("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-    *("label_smoothing_factor", "bf16", "fp16", "optim", "optim_args", "data_seed"),
+    *("label_smoothing_factor", "neftune_noise_alpha", "bf16", "fp16", "optim", "optim_args", "data_seed"),
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps"),
 )
 
