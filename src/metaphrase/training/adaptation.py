@@ -588,13 +588,8 @@ def verdict_in_words(
             f"{counted(number, 'language')} that {were} not trained on {kept}: {pooled['difference']:+.1f} "
             f"[{low:+.1f}, {high:+.1f}] on average."
         )
-    words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)"}
-    words |= {
-        "better": "is better",
-        "tie": "was kept (a tie)",
-        "worse": "is worse",
-        "too few to tell": "has too few items to tell",
-    }
+    words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)", "better": "is better"}
+    words |= {"tie": "was kept (a tie)", "worse": "is worse", "too few to tell": "has too few items to tell"}
     for name, row in (abilities or {}).items():
         low, high = row["interval"]
         line = f", against a red line of {-row['limit']:g}" if "limit" in row else ""
