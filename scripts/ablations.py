@@ -667,6 +667,8 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
     logging.getLogger("metaphrase").setLevel(logging.WARNING)
     began = time.perf_counter()
     for at, run in enumerate(missing, 1):
+        if run.kept() is not None:  # by another program meanwhile
+            continue
         started = time.perf_counter()
         work = folder / "work" / run.path.stem
         model, tests, facts = trained(run.config, work, links)

@@ -331,7 +331,7 @@ def test_the_names_of_weights_are_few_and_counted(model):
     with pytest.raises(ModelFileError) as caught:
         load_encoder(model, device="cpu")
     layer = "encoder.layer.1.attention"
-    missing = f"{layer}.output.LayerNorm.bias, {layer}.output.LayerNorm.weight, {layer}.output.dense.bias, …"
+    missing = f"{layer}.output.LayerNorm.bias, {layer}.output.LayerNorm.weight, {layer}.output.dense.bias and 13 more"
     assert f"16 missing ({missing}); 1 of another shape ({QUERY}: [2, 2] instead of [32, 32])" in str(caught.value)
 
 
@@ -538,7 +538,7 @@ def charsmap(content):
         (only_special_tokens, "knows no words: its vocabulary is missing or empty"),
         (ids_beyond_the_embeddings, "has ids of pieces up to 5000, but the encoder has 120 embeddings"),
         (no_unknown_token, r"Missing \[UNK\] token|WordPiece error"),
-        (dropout, "has a BPE dropout, which chooses pieces at random"),
+        (dropout, "uses BPE dropout, which splits words at random"),
         (fixed_length_0, "PanicException: chunk size must be non-zero"),
         (charsmap, "PanicException: Precompiled"),
     ],

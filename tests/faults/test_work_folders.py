@@ -84,7 +84,7 @@ def test_a_manifest_that_was_not_finished_is_not_in_the_way(tmp_path):
     other = tmp_path / "mine"
     other.mkdir()
     (other / "novel.part").write_text("Chapter 1")
-    with pytest.raises(DataMismatchError, match="mine exists, but is needed"):
+    with pytest.raises(DataMismatchError, match="mine is needed for unfinished work, but something else"):
         open_work_folder(other, MANIFEST)
 
 
