@@ -243,6 +243,8 @@ def template(tmp_path_factory, tiny_encoder_dir) -> Path:
         facts = {
             "command": "metaphrase train",
             "model": "starter",
+            "base": "starter",
+            "settings": {},
             "recipe": recipe.to_dict(),
             "seed": 42,
             "seconds": 1.0,

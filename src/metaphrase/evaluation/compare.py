@@ -34,8 +34,8 @@ FEW_ITEMS = 100
 class ComparedRow(TypedDict):
     """Two scores and the test of their difference, in percent and percentage points.
 
-    ``p_adjusted``, after Holm's correction, is only in rows of languages; ``languages``, their number, only in the pooled
-    row.
+    ``p_adjusted``, after Holm's correction, is only in rows of languages. ``languages``, their number, is only in the pooled
+    row, and so is ``clusters``, the number of different items, if languages share some.
     """
 
     before: float
@@ -46,6 +46,7 @@ class ComparedRow(TypedDict):
     n: int
     p_adjusted: NotRequired[float]
     languages: NotRequired[int]
+    clusters: NotRequired[int]
     verdict: Verdict
 
 
