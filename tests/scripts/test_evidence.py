@@ -354,7 +354,7 @@ def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
     assert (
         lines == 2 + 2 * 5
     )  # its costs and its alpha of 1; gains and losses of three encoders, of two also against `tr`
-    assert not list((tmp_path / "work" / "encoders").iterdir())
+    assert not list((tmp_path / "work" / "encoders").glob("*"))
 
 
 # --- Statistics ---
