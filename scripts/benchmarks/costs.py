@@ -7,9 +7,10 @@ writes ``results/costs.md``: the model for mBERT, XLM-R base and XLM-R large, an
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from metaphrase.io.files import read_json
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -135,7 +136,7 @@ def measured_table() -> str:
     ]
     shapes = {f"{e.layers} × {e.hidden}, V = {e.vocabulary:,}": e for e in ENCODERS.values()}
     for path in sorted(RESULTS.glob("*/dap-vs-tr.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         facts = content["facts"]
         where = f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
         for figure in content["figures"]:

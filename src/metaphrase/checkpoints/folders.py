@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError
 from metaphrase.io.digests import file_facts, json_digest
 from metaphrase.io.environment import hardware, versions
-from metaphrase.io.files import follow_umask
+from metaphrase.io.files import follow_umask, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"Checkpoint {folder} does not exist.")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
         intact = manifest.pop("sha256") == json_digest(manifest)
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -252,7 +252,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
     """The manifest of a verified checkpoint."""
-    return dict(json.loads((Path(checkpoint) / MANIFEST).read_text(encoding="utf-8")))
+    return dict(read_json(Path(checkpoint) / MANIFEST))
 
 
 def newest(output: str | Path) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.configuration import option
+from metaphrase.io.files import read_json
 from metaphrase.io.redaction import without_tokens
 
 DESCRIPTION = (
@@ -112,7 +112,7 @@ def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str
     if not run.is_dir():
         raise MissingFileError(f"{run} does not exist. Name the folder of a run.")
     try:
-        facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        facts = read_json(run / "run.json")
     except (OSError, ValueError):
         facts = None
     base = facts.get("base") if isinstance(facts, dict) else None

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from metaphrase.exceptions import ModelError
+from metaphrase.io.files import read_json
 
 #: Folder of the adapter in a checkpoint or a release, and its files, as PEFT names them.
 ADAPTER = "adapter"
@@ -88,7 +89,7 @@ def save_adapter(model: SentenceTransformer, folder: Path) -> None:
         )
     encoder.save_pretrained(folder)
     path = folder / "adapter_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path)
     if Path(str(config["base_model_name_or_path"])).exists():
         config["base_model_name_or_path"] = None  # the path of a local folder is private
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

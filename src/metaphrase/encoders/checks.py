@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.exceptions import ModelError, ModelFileError, NonFiniteError
 from metaphrase.io.counts import first_names
+from metaphrase.io.files import read_json
 from metaphrase.io.redaction import excerpt
 
 #: File of embeddings that a model must reproduce, with their texts and the largest difference that is tolerated.
@@ -138,7 +138,7 @@ def check_embeddings(model: SentenceTransformer, name: str) -> None:
 def reference_difference(model: SentenceTransformer, path: Path, name: str) -> tuple[float, float]:
     """The largest difference of a component between a model's embeddings and those in a file, and the one it tolerates."""
     try:
-        reference = json.loads(path.read_text(encoding="utf-8"))
+        reference = read_json(path)
         texts, tolerance = [str(text) for text in reference["texts"]], float(reference["tolerance"])
         embeddings_bh = model.encode(texts, prompt="", show_progress_bar=False)
         wanted_bh = np.array(reference["embeddings"], dtype=np.float32).reshape(embeddings_bh.shape)

@@ -8,7 +8,6 @@ merged weights.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +22,7 @@ from metaphrase.encoders.folders import holds_model
 from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.digests import file_facts, weights_digest
+from metaphrase.io.files import read_json
 
 #: Entry points of model packages: ``my-model = "my_model"``.
 ENTRY_POINTS = "metaphrase.models"
@@ -132,7 +132,7 @@ def check_merged(model: SentenceTransformer, folder: Path, name: str, *, embeddi
 def _manifest(folder: Path, name: str) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        content = read_json(path) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{MANIFEST} of {name} is damaged: {error}. {_REMEDY}") from error
     if not isinstance(content, dict) or not isinstance(content.get("files", {}), dict):

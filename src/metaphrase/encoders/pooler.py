@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
+from metaphrase.io.files import read_json
+
 Encoder = TypeVar("Encoder", bound=Any)
 
 #: File of a SentenceTransformer folder that holds the arguments of the encoder.
@@ -31,5 +33,5 @@ def disable_pooler(folder: str | Path) -> None:
     The encoder's class must accept ``add_pooling_layer``.
     """
     path = Path(folder) / CONFIG_FILE
-    config = json.loads(path.read_text(encoding="utf-8")) | {"model_args": {"add_pooling_layer": False}}
+    config = read_json(path) | {"model_args": {"add_pooling_layer": False}}
     path.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")

@@ -47,7 +47,7 @@ from metaphrase.encoders.pooler import disable_pooler
 from metaphrase.encoders.saving import save_encoder
 from metaphrase.exceptions import MissingFileError, ModelFileError
 from metaphrase.io.digests import file_sha256
-from metaphrase.io.files import follow_umask
+from metaphrase.io.files import follow_umask, read_json
 from metaphrase.io.hub import hub_errors
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def _built(source: str) -> Path | None:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return read_json(folder / MANIFEST)
     except (FileNotFoundError, ValueError):
         raise ModelFileError(f"{folder / MANIFEST} is missing or damaged. {_remedy(folder)}") from None
 

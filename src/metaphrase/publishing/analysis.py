@@ -7,7 +7,6 @@ Shapes: ``n`` sentences or words, ``s`` and ``t`` words of a source and a target
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from metaphrase.evaluation.geometry import hubs, isotropy, language_identificati
 from metaphrase.evaluation.similarity_structure import kept_structure
 from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.environment import install_command
+from metaphrase.io.files import read_json
 from metaphrase.io.work_folders import damage_in
 from metaphrase.mining.margins import margin_score, neighbour_scores
 from metaphrase.mining.search import nearest_neighbours, unit_rows
@@ -374,7 +374,7 @@ def read_answers(
         DataMismatchError: The results are those of another encoder.
     """
     with damage_in(path):
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = read_json(path)
         models = content.get("models", [content])
         fitting = [one for one in models if not after or one.get("model_hash") in (None, *after)]
         if not fitting:

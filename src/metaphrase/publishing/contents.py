@@ -23,6 +23,7 @@ from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
 from metaphrase.io.digests import file_facts, file_sha256
+from metaphrase.io.files import read_json
 
 CARD = constants.REPOCARD_NAME
 RECIPE = "recipe.yaml"
@@ -118,7 +119,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             )
     missing = [name for name in ("modules.json", SEAL, MANIFEST) if not (folder / name).is_file()]
     try:
-        manifest = {"files": {}} if missing else json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = {"files": {}} if missing else read_json(folder / MANIFEST)
         files = {str(name): dict(facts) for name, facts in manifest["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError(f"{folder / MANIFEST} is damaged. {_REMEDY}") from error

@@ -48,7 +48,7 @@ from metaphrase.exceptions import ConfigError, MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option, plain, read_yaml
 from metaphrase.io.counts import counted
-from metaphrase.io.files import DEMO, UDHR
+from metaphrase.io.files import DEMO, UDHR, read_json
 from metaphrase.io.locks import LOCK, exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_writable
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
@@ -265,7 +265,7 @@ def drafted(
         card = card or AlignmentModelCardData(recipe=None if source is None else stored_recipe(Path(source)))
         release(model, folder, recipe=card.recipe, card=card, prompts=model.prompts, folded=True)
         settings = folder / "config_sentence_transformers.json"
-        content = json.loads(settings.read_text(encoding="utf-8"))
+        content = read_json(settings)
         content["default_prompt_name"] = model.default_prompt_name
         settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name in NOTICES:

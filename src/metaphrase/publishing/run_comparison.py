@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.seeds import difference, interval
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError, UsageError
+from metaphrase.io.files import read_json
 from metaphrase.publishing.plots import Chart, draw_differences, save_picture
 
 #: Baseline: the encoder that the runs started from.
@@ -42,7 +43,7 @@ class Run:
                 f"{folder} has no report.json. Pass folders that `metaphrase adapt`, `train --test` or `demo` wrote."
             )
         try:
-            report = json.loads(path.read_text(encoding="utf-8"))
+            report = read_json(path)
             run = cls(Path(folder), report["run"], report["before"] or {}, report["after"])
             int(run.facts["seed"] + len(run.configuration))  # a damaged file is refused here
         except (ValueError, KeyError, TypeError, AttributeError) as error:

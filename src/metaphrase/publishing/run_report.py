@@ -6,7 +6,6 @@ maps and alignment matrices from the word states of a few pairs.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +32,7 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, CountOr0, Resamples, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import model_hash
-from metaphrase.io.files import DEMO, UDHR
+from metaphrase.io.files import DEMO, UDHR, read_json
 from metaphrase.io.outputs import check_folder, check_writable, claim_folder
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import damage_in
@@ -180,7 +179,7 @@ def report_run(
         usage=earlier.get("usage") or usage_lines(folder, sorted(trained)),
         analysis=analyses,
     )
-    content = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    content = read_json(page.with_suffix(".json"))
     return RunReport(page, save_pictures(content, output), content)
 
 
@@ -284,7 +283,7 @@ def _abilities(earlier: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return read_json(path) if path.is_file() else None
 
 
 def _load_subjects(

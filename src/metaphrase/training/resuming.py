@@ -35,6 +35,7 @@ from metaphrase.encoders.loading import encoder_files, origin_of
 from metaphrase.exceptions import CheckpointError
 from metaphrase.io.digests import files_sha256, json_digest, tokenizer_content
 from metaphrase.io.environment import hardware, versions
+from metaphrase.io.files import read_json
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.distributed import from_first_process
@@ -271,7 +272,7 @@ def trained_in_bfloat16(checkpoint: str | Path) -> bool:
 def _argument(checkpoint: str | Path, name: str) -> bool:
     """A training argument of the run of a checkpoint; False if it cannot be read."""
     try:
-        return bool(json.loads((Path(checkpoint) / TRAINING_ARGS).read_text(encoding="utf-8"))[name])
+        return bool(read_json(Path(checkpoint) / TRAINING_ARGS)[name])
     except (OSError, ValueError, KeyError):  # `verify` reports a damaged checkpoint
         return False
 
