@@ -46,13 +46,14 @@ from metaphrase.corpus.hub import is_hub_name
 from metaphrase.encoders.loading import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.seeds import difference, interval
+from metaphrase.evaluation.suites.encoders import Sets
 from metaphrase.io.configuration import did_you_mean, option, read_yaml
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import read_json, write_json
 from metaphrase.modeling.languages import fold_languages
-from metaphrase.training.baseline import Sets, read_test_sets
+from metaphrase.training.baseline import read_test_sets
 from metaphrase.training.checks import check, check_text
 from metaphrase.training.configuration import RunConfig, RunOptions, configured_recipe
 from metaphrase.training.corpora import read_bitext

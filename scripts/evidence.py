@@ -61,7 +61,7 @@ from metaphrase.evaluation.suites.samples import Sample
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
 from metaphrase.io.digests import file_sha256, files_sha256, model_hash
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process, versions
-from metaphrase.io.files import DEMO
+from metaphrase.io.files import DEMO, as_json
 from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.merging import TaskVector
@@ -675,7 +675,7 @@ def kept_times(path: Path, facts: Mapping[str, Any], recipes: set[str]) -> dict[
 def kept(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """The content of a stage's file, if it exists and has these settings."""
     content = read_part(path)
-    if content is None or content["settings"] != json.loads(json.dumps(settings, default=str)):
+    if content is None or content["settings"] != as_json(settings, default=str):
         return None
     return content
 

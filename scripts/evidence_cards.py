@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +13,7 @@ from update_tables import CARDS
 
 from metaphrase.corpus.identification import language_name
 from metaphrase.encoders.starter import HUB_ID
+from metaphrase.io.files import as_json
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.publishing.card import fence, table
 from metaphrase.training.recipe import Recipe
@@ -132,7 +132,7 @@ def card(stored: Stored, name: str, entry: Mapping[str, Any], recipes: Sequence[
         numbers=" ".join(map(str, seeds)),
         hardware=listed(sorted({machine(stored.training[name, seed]) for seed in seeds})),
         recipe=fence(yaml.safe_dump({"terms": terms}, sort_keys=False), "yaml"),
-        changes=CHANGED * (terms != json.loads(json.dumps(recipe.to_dict()["terms"]))),
+        changes=CHANGED * (terms != as_json(recipe.to_dict()["terms"])),
         citation=fence("\n\n".join(citations), "bibtex"),
     )
 

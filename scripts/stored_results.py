@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from metaphrase.exceptions import UsageError
-from metaphrase.io.files import read_json, replace_text, write_json
+from metaphrase.io.files import as_json, read_json, replace_text, write_json
 
 _P = ParamSpec("_P")
 
@@ -84,7 +84,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         UsageError: The settings differ.
     """
-    path, own = folder / "settings.json", json.loads(json.dumps(settings, default=str))
+    path, own = folder / "settings.json", as_json(settings, default=str)
     if not path.exists():
         write_json(path, own)
     elif differing := [key for key, value in read_json(path).items() if own.get(key) != value]:

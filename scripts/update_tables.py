@@ -23,6 +23,7 @@ import yaml
 from stored_results import fill, markdown, reports_errors, write_results
 from transformers import HfArgumentParser
 
+from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.distractors import KINDS
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import cores
@@ -100,10 +101,10 @@ def table(content: dict[str, Any]) -> str:
         rows = dict(comparison["languages"])
         if len(rows) > 1:
             rows["**all**"] = comparison["pooled"] | {"n": sum(row["n"] for row in rows.values())}
-        cells = [[language, row["n"], *_change(row), row["verdict"]] for language, row in rows.items()]
+        cells = [[language, row["n"], *_change(row), verdict_shown(row)] for language, row in rows.items()]
         lines += [*markdown(["language", "pairs", "before", "after", "difference", ""], "lrrrrl", cells), ""]
     if guards := content.get("guards"):
-        heads = ["guard", "items", "before", "after", "difference", "red line", ""]
+        heads = ["measure", "items", "before", "after", "difference", "red line", ""]
         cells = [
             [name, row["n"], *_change(row), f"{-row['limit']:+g}", row["verdict"]] for name, row in guards.items()
         ]
@@ -427,7 +428,7 @@ def test_cells(one: dict[str, Any]) -> list[str]:
     if (test := one["test"]) is None:
         return ["", ""]
     is_fine_tuned = one["protocol"].startswith("small scale:")
-    verdict = "one run §" if is_fine_tuned and test["verdict"] != "tie" else test["verdict"]
+    verdict = "one run §" if is_fine_tuned and test["verdict"] != "tie" else verdict_shown(test)
     return [difference_words(test), verdict]
 
 

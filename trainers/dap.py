@@ -19,7 +19,7 @@ from metaphrase import (
     load_encoder,
     release,
 )
-from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings
+from metaphrase.encoders.loading import used_piece_ids, freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
@@ -47,7 +47,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     )
 
     # 4. The loss encodes each side once and passes the encodings to both objectives.
-    english_ids = english_piece_ids(corpus.dataset["target"], encoder.tokenizer)
+    english_ids = used_piece_ids(corpus.dataset["target"], encoder.tokenizer)
     loss = AlignmentLoss(encoder, recipe, english_ids=english_ids)
 
     # 5. The trainer is based on sentence-transformers' trainer; it saves, clips and synchronises heads.

@@ -13,6 +13,7 @@ import metaphrase.encoders.starter
 from metaphrase.cli import main
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.merging import TaskVector
+from metaphrase.publishing import exporting
 from tests.hub_server import reach, serve_hub
 
 
@@ -62,8 +63,6 @@ def test_a_trimmed_encoder_is_measured_written_and_loads(command, data, tmp_path
 
 
 def test_a_loss_that_is_too_large_is_not_written(command, tmp_path, capsys, monkeypatch):
-    from metaphrase.publishing import export
-
     def lost(before, after, **_):
         row = {
             "n": 12,
@@ -75,7 +74,7 @@ def test_a_loss_that_is_too_large_is_not_written(command, tmp_path, capsys, monk
         }
         return {"languages": {"de": row}, "pooled": row, "settings": {}}
 
-    monkeypatch.setattr(export, "compare", lost)
+    monkeypatch.setattr(exporting, "compare", lost)
     assert main([*command, "--layers", "1", "--max_loss", "5"]) == 1
     assert "de lost significantly more than 5 points" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "data") == []

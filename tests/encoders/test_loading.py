@@ -10,12 +10,12 @@ from transformers import PhobertTokenizer, SqueezeBertConfig, SqueezeBertModel
 
 from metaphrase.cli import main
 from metaphrase.encoders.loading import (
-    english_piece_ids,
     freeze_word_embeddings,
     load_encoder,
     model_folder,
     origin_of,
     pretrained_mlm_head,
+    used_piece_ids,
 )
 from metaphrase.exceptions import (
     HubAccessError,
@@ -131,7 +131,7 @@ def test_checkpoints_without_an_mlm_head(tiny_bert_dir, tmp_path):
 
 def test_english_pieces_hold_every_special_token(tokenizer, bitext):
     texts = [row["target"] for row in bitext]
-    ids = english_piece_ids(texts, tokenizer).tolist()
+    ids = used_piece_ids(texts, tokenizer).tolist()
     assert ids == sorted(set(ids))
     assert set(tokenizer.all_special_ids) <= set(ids)
     assert {piece for text in texts for piece in tokenizer(text)["input_ids"]} <= set(ids)

@@ -30,7 +30,7 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.files import DEMO
-from metaphrase.publishing.export import drafted
+from metaphrase.publishing.drafts import drafted
 from tests.conftest import as_sentence_transformer, shape
 from tests.processes import run_python
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 import torch
 
-from metaphrase.encoders.loading import english_piece_ids
+from metaphrase.encoders.loading import used_piece_ids
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.arguments import Range, hints_of
 from metaphrase.modeling.collator import ParallelCollator
@@ -142,7 +142,7 @@ def test_any_recipe_trains_or_is_refused_by_the_name_of_a_key(
 ):
     draw = random.Random(seed)
     model = as_sentence_transformer(tiny_bert_dir, "mean")
-    english = english_piece_ids([row["target"] for row in full_bitext], model.tokenizer)
+    english = used_piece_ids([row["target"] for row in full_bitext], model.tokenizer)
     counts = Counter[str]()
     for case in range(cases):
         content = recipe_of(draw)

@@ -11,10 +11,10 @@ from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.languages import (
     LanguageEmbedding,
-    check_language_embedding,
     fold_language,
     fold_languages,
     language_code,
+    token_type_table,
 )
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import source_view, target_view
@@ -113,7 +113,7 @@ class TestFold:
 
 class TestCheck:
     def test_encoders_with_token_types_pass(self, encoder):
-        assert check_language_embedding(encoder[0].auto_model).weight.shape[1] == 32
+        assert token_type_table(encoder[0].auto_model).weight.shape[1] == 32
 
     @pytest.mark.parametrize("kind", ["distilbert", "electra"])
     def test_other_encoders_are_refused_when_training_starts(self, tmp_path, tokenizer, kind):

@@ -13,12 +13,14 @@ from metaphrase.modeling.functional import pooled_spans
 from metaphrase.modeling.views import (
     UNSCORED,
     concatenated,
+    kept_links,
     links_view,
     masked_sentence,
     mutual_links,
     paired,
     source_view,
     swapped,
+    tokenize_words,
 )
 from metaphrase.objectives.aligned_word_prediction import MaskedWords
 from tests.oracles import mutual_links_loop
@@ -71,19 +73,18 @@ class TestLinks:
         assert cut["source_spans"][0, 1].tolist() == [0, 0]
         assert cut["links"].shape == (1, 0, 2)
 
-    def test_scores_stay_with_their_links(self, tokenizer):
+    def test_a_truncated_word_loses_its_links(self, tokenizer):
         pair = row("der Hund trinkt Wasser", "the dog", "0-0 3-1 1-1", alignment_scores="0.5 0.25 0.125")
         whole = build(links_view(32), [pair], tokenizer)
         last = int(whole["source_spans"][0, 3, 0])
         cut = build(links_view(last + 1), [pair, row("der", "the", "0-0")], tokenizer)
         assert cut["links"].tolist() == [[[0, 0], [1, 1]], [[0, 0], [-1, -1]]]
-        assert cut["scores"].tolist() == [[0.5, 0.125], [1.0, 0.0]]
 
     def test_a_link_given_twice_is_one_link_with_the_higher_score(self, tokenizer):
         pair = row("der Hund", "the dog", "0-0 1-1 0-0", alignment_scores="0.25 0.5 0.75")
-        built = build(links_view(32), [pair], tokenizer)
-        assert built["links"].tolist() == [[[0, 0], [1, 1]]]
-        assert built["scores"].tolist() == [[0.75, 0.5]]
+        assert build(links_view(32), [pair], tokenizer)["links"].tolist() == [[[0, 0], [1, 1]]]
+        spans = [tokenize_words([pair], side, tokenizer, 32)[1][0] for side in ("source", "target")]
+        assert list(kept_links(pair, *spans).values()) == [0.75, 0.5]
         assert build(links_view(3), [pair], tokenizer)["links"].tolist() == [[[0, 0]]]
 
     @settings(max_examples=80)

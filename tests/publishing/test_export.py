@@ -16,9 +16,10 @@ from sentence_transformers import SentenceTransformer
 import metaphrase.encoders.starter
 from metaphrase.encoders.loading import find_folder, load_encoder
 from metaphrase.exceptions import CheckpointError, HubError, ModelFileError, UsageError
-from metaphrase.publishing import export, provenance
+from metaphrase.publishing import drafts, exporting, provenance
 from metaphrase.publishing.contents import release_files
-from metaphrase.publishing.export import ExportOptions, check_destination, drafted, prepare_export
+from metaphrase.publishing.drafts import check_destination, drafted
+from metaphrase.publishing.exporting import ExportOptions, prepare_export
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import stated
 from metaphrase.publishing.pulling import PullOptions, pull
@@ -84,7 +85,7 @@ LAUGHS = b"a0: &a0 [x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1,
 @pytest.mark.parametrize("content", [b"- a list\n", b"name: [\n", b"name: \xff\n", LAUGHS])
 def test_a_file_that_is_no_recipe_stays_behind(content, tmp_path, caplog):
     (tmp_path / "recipe.yaml").write_bytes(content)
-    assert export.stored_recipe(tmp_path) is None
+    assert drafts.stored_recipe(tmp_path) is None
     assert "recipe.yaml is not a recipe, so it is not copied" in caplog.text
 
 
@@ -188,7 +189,7 @@ def test_an_export_is_measured_before_it_is_published(tiny_encoder_dir, data, tm
 
 
 def test_results_on_two_packaged_sets_keep_their_names():
-    from metaphrase.publishing.export import result_rows
+    from metaphrase.publishing.exporting import result_rows
 
     row = {"n": 9, "before": 70.0, "after": 60.0}
     comparison = {"languages": {"sw": row, "de": row}, "pooled": row}
@@ -239,8 +240,8 @@ def test_a_vocabulary_is_not_measured_on_languages_that_it_drops(tiny_encoder_di
 
 def test_an_installed_model_is_no_base_on_the_hub(tiny_encoder_dir, data, tmp_path, monkeypatch):
     folders = {"my-model": tiny_encoder_dir}
-    monkeypatch.setattr(export, "load_encoder", lambda name, **_: load_encoder(folders.get(name, name)))
-    for module in (export, provenance):
+    monkeypatch.setattr(exporting, "load_encoder", lambda name, **_: load_encoder(folders.get(name, name)))
+    for module in (drafts, exporting, provenance):
         monkeypatch.setattr(module, "find_folder", lambda name: find_folder(folders.get(name, name)))
     options = ExportOptions("my-model", str(tmp_path / "out"), keep_layers=[0], data=str(data), resamples=50)
     with prepare_export(options) as made:

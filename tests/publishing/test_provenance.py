@@ -6,8 +6,8 @@ from huggingface_hub import constants
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated
+from metaphrase.training.card_facts import fill_card
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.releases import describe
 from tests.hub_server import reach, serve_hub
 
 ROW = {"file": "hf:acme/corpus:sw-en", "path": "hf:acme/corpus:sw-en", "language": "sw", "languages": ["en", "sw"]}
@@ -66,7 +66,7 @@ def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
         ("starter", None, "mit"),
     ):
         made = AlignmentModelCardData.adopt(tiny_encoder, license=None)
-        describe(made, facts | {"model": model}, license=license)
+        fill_card(made, facts | {"model": model}, license=license)
         assert made.license == wanted, model
 
 
@@ -82,7 +82,7 @@ def test_a_release_has_the_whole_licence_of_its_base(front, license, name, tiny_
     (tmp_path / "README.md").write_bytes(card(front)["README.md"])
     facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}, "hardware": {}}
     made = AlignmentModelCardData.adopt(tiny_encoder)
-    describe(made, facts | {"model": str(tmp_path)})
+    fill_card(made, facts | {"model": str(tmp_path)})
     assert (made.license, made.license_name) == (license, name)
 
 
@@ -96,7 +96,7 @@ def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
 
     def teacher(recipe):
         made = AlignmentModelCardData.adopt(tiny_encoder)
-        describe(made, facts | {"model": "starter", "recipe": recipe})
+        fill_card(made, facts | {"model": "starter", "recipe": recipe})
         return made.teacher
 
     def taught_by(name):

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     result = write_debiased(
         options,
         command=shlex.join(["metaphrase", "debias", *argv]),
-        notify=notes().print,
+        note=notes().print,
         show_progress=show_progress(),
     )
     emit(asdict(result), describe(result))

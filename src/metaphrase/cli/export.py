@@ -10,7 +10,8 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, show_progress
 from metaphrase.io.environment import versions
 from metaphrase.io.tables import titled_table
-from metaphrase.publishing.export import ExportOptions, how_to_load, prepare_export, size_rows
+from metaphrase.publishing.drafts import how_to_load
+from metaphrase.publishing.exporting import ExportOptions, prepare_export, size_rows
 from metaphrase.publishing.report import render_table
 
 DESCRIPTION = (
@@ -33,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     """
     (options,) = parse("metaphrase export", [ExportOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     console = notes()
-    with prepare_export(options, notify=console.print, show_progress=show_progress()) as export:
+    with prepare_export(options, note=console.print, show_progress=show_progress()) as export:
         sizes = titled_table("", "", right=("before", "after"))
         for row in size_rows(export.sizes):
             sizes.add_row(*row)

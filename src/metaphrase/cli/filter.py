@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
-from metaphrase.cli.pushing import PushPairsOptions
+from metaphrase.cli.push_options import PushPairsOptions
 from metaphrase.cli.tables import text_histogram
 from metaphrase.corpus.codes import split_languages
 from metaphrase.mining.filtering import filter_corpus

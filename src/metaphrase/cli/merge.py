@@ -32,6 +32,6 @@ def run(argv: Sequence[str]) -> int:
     command = shlex.join(["metaphrase", "merge", *argv])
     console = notes()
     with progress(console) as begin:
-        result = merge(options, command=command, notify=console.print, begin=begin)
+        result = merge(options, command=command, note=console.print, begin=begin)
     emit(asdict(result), *describe(result))
     return 0 if result.output_dir or result.vector else 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
-from metaphrase.cli.pushing import PushPairsOptions
+from metaphrase.cli.push_options import PushPairsOptions
 from metaphrase.io.counts import counted
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 

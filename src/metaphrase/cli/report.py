@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     written = report_run(
         options,
         command=shlex.join(["metaphrase", "report", *argv]),
-        notify=console.print,
+        note=console.print,
         progress=partial(progress, console),
     )
     files = f"Report: {written.page}, {written.page.with_suffix('.json').name} and {len(written.pictures)} pictures."

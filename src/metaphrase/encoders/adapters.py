@@ -7,7 +7,6 @@ adapter merged into its weights; the adapter itself is saved in a subfolder, in 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from metaphrase.exceptions import ModelError
-from metaphrase.io.files import read_json
+from metaphrase.io.files import as_json, read_json, write_json
 
 #: Folder of the adapter in a checkpoint or a release, and its files, as PEFT names them.
 ADAPTER = "adapter"
@@ -50,7 +49,7 @@ def adapter_settings(model: SentenceTransformer) -> dict[str, Any]:
         return {}
     encoder: Any = model[0].auto_model
     settings = {name: config.to_dict() for name, config in encoder.peft_config.items()}
-    return dict(json.loads(json.dumps(settings, sort_keys=True, default=lambda v: sorted(v, key=str))))
+    return dict(as_json(settings, sort_keys=True, default=lambda v: sorted(v, key=str)))
 
 
 def shared_copy(model: SentenceTransformer) -> SentenceTransformer:
@@ -92,7 +91,7 @@ def save_adapter(model: SentenceTransformer, folder: Path) -> None:
     config = read_json(path)
     if Path(str(config["base_model_name_or_path"])).exists():
         config["base_model_name_or_path"] = None  # the path of a local folder is private
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(path, config)
 
 
 def load_weights(model: SentenceTransformer, saved: SentenceTransformer, folder: Path) -> None:

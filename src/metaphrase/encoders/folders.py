@@ -39,7 +39,7 @@ from metaphrase.exceptions import MetaphraseError, ModelError, ModelFileError
 from metaphrase.io.redaction import excerpt
 
 CONFIG, MODULES_FILE, WEIGHTS = "config.json", "modules.json", "model.safetensors"
-ADAPTER = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 INDEX = f"{WEIGHTS}.index.json"
 #: File of the task vector in a folder or a repository that has nothing else to load.
 VECTOR_FILE = "task_vector.safetensors"
@@ -109,7 +109,7 @@ MAX_SETTINGS_BYTES, MAX_DEPTH, MAX_PARTS = 4_000_000, 30, 2**16
 
 def holds_model(folder: Path) -> bool:
     """Whether a folder holds a model, a tokenizer or a task vector. Its files may be incomplete."""
-    files = (MODULES_FILE, CONFIG, VECTOR_FILE, WEIGHTS, INDEX, ADAPTER, *_VOCABULARIES)
+    files = (MODULES_FILE, CONFIG, VECTOR_FILE, WEIGHTS, INDEX, ADAPTER_CONFIG, *_VOCABULARIES)
     return any((folder / file).is_file() for file in files)
 
 
@@ -120,6 +120,11 @@ def is_local(name: str | Path) -> bool:
     """
     place = Path(name)
     return holds_model(place) if place.is_dir() else place.exists()
+
+
+def public_name(name: str) -> str:
+    """The name of a model without the path to a local one, which is private."""
+    return Path(name).resolve().name if is_local(name) else name
 
 
 @contextmanager
@@ -371,7 +376,7 @@ def _copy_model_settings(files: _Files) -> None:
 
 def _copy_transformer(files: _Files, folder: str) -> None:
     config = files.read(path := _join(folder, CONFIG))
-    if files.find(_join(folder, ADAPTER)):
+    if files.find(_join(folder, ADAPTER_CONFIG)):
         raise ModelError(f"{files.name} is a PEFT adapter. Merge it into its base model, and load the result.")
     if config is None:
         raise ModelFileError(f"{files.name} has no {path}, so it is not a model.")

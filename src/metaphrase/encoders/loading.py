@@ -35,6 +35,7 @@ from metaphrase.encoders.folders import (
     CONFIG,
     MODULES_FILE,
     VECTOR_FILE,
+    WEIGHTS,
     find_file,
     is_local,
     open_model,
@@ -123,7 +124,7 @@ def load_encoder(
     _check_device(device)
     base, files = name_parts(str(name_or_path))
     paths = [vector_file(file) or Path(file) for file in files]
-    vectors = [(path, TaskVector.load(path)) for path in paths]
+    vectors = list(zip(paths, load_vectors(files), strict=True))
     name, folder = find_folder(base)
     with open_model(name, folder) as copy:
         kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
@@ -279,9 +280,7 @@ def _written(name: str) -> Path:
 
 def has_vector(folder: Path) -> bool:
     """Whether a folder holds a task vector instead of a model."""
-    return (folder / VECTOR_FILE).is_file() and not (
-        (folder / MODULES_FILE).exists() or (folder / "config.json").exists()
-    )
+    return (folder / VECTOR_FILE).is_file() and not ((folder / MODULES_FILE).exists() or (folder / CONFIG).exists())
 
 
 def vector_file(name: str) -> Path | None:
@@ -473,7 +472,7 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     try:
         weights = cached_file(
             name,
-            "model.safetensors",
+            WEIGHTS,
             revision=revision,
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
@@ -504,7 +503,7 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     return None
 
 
-def english_piece_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+def used_piece_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Ids of the pieces that occur in some texts, and of the special tokens: the English subset of a vocabulary, for example.
 
     Returns sorted ids.

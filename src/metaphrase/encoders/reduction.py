@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from metaphrase.encoders.adapters import shared_copy
-from metaphrase.encoders.loading import english_piece_ids
+from metaphrase.encoders.loading import used_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import first_position
 from metaphrase.exceptions import ModelError, UsageError
@@ -59,7 +59,7 @@ def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> Sentenc
             f"{kind or 'not a fast tokenizer'}. Keep the whole vocabulary."
         )
     state = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
-    seen = set(english_piece_ids(chain(texts, filter(None, model.prompts.values())), model.tokenizer).tolist())
+    seen = set(used_piece_ids(chain(texts, filter(None, model.prompts.values())), model.tokenizer).tolist())
     config = encoder.config.to_dict()
     seen |= {id_ for name, id_ in config.items() if name.endswith("_token_id") and isinstance(id_, int)}
     # XLM-R counts positions from its padding id, which must not change.

@@ -15,7 +15,6 @@ normalisation map, a tensor directory, tensors. A tensor is fp32, or ``Q4_0``: b
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -47,7 +46,7 @@ from metaphrase.encoders.pooler import disable_pooler
 from metaphrase.encoders.saving import save_encoder
 from metaphrase.exceptions import MissingFileError, ModelFileError
 from metaphrase.io.digests import file_sha256
-from metaphrase.io.files import follow_umask, read_json
+from metaphrase.io.files import follow_umask, read_json, write_json
 from metaphrase.io.hub import hub_errors
 
 logger = logging.getLogger(__name__)
@@ -235,7 +234,7 @@ def _build(source: str) -> Path:
                     for path in files
                 },
             }
-            (built / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+            write_json(built / MANIFEST, manifest)
             follow_umask(built)
             built.rename(folder)
     logger.info("The starter encoder is in %s (%s: %s).", folder, source, origin)

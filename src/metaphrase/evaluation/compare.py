@@ -159,6 +159,17 @@ def verdict_shown(row: Mapping[str, Any]) -> str:
     return "too few to tell" if row["verdict"] == "tie" and few else str(row["verdict"])
 
 
+def red_line_verdict(low: float, high: float, *, limit: float) -> str:
+    """Verdict of a non-inferiority test: ``"kept"``, ``"lost"`` or ``"uncertain"``.
+
+    Args:
+        low: Lower bound of the interval of the difference.
+        high: Upper bound.
+        limit: Largest acceptable loss.
+    """
+    return "kept" if low >= -limit else "lost" if high < -limit else "uncertain"
+
+
 def check_comparable(before: Result, after: Result) -> None:
     """Check that two results measure the same items in the same way."""
     measure = after.statistic_measure()

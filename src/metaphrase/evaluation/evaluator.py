@@ -19,6 +19,11 @@ from metaphrase.io.files import append_csv
 logger = logging.getLogger(__name__)
 
 
+def is_fraction(metric: str) -> bool:
+    """Whether evaluators return a metric as a fraction: accuracies and guards."""
+    return metric.endswith("accuracy") or metric.startswith("eval_guard_")
+
+
 class RecordedEvaluator(BaseEvaluator):
     """An evaluator whose scores go to the log, to a CSV file and to the model card; subclasses set `kind` and `metric`."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.prompts import resolve_prompt
-from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.compare import compare, red_line_verdict
 from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encode_texts
 from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.guard_data import LabelledData
@@ -205,7 +205,7 @@ def structure_guard(
 
         result = similarity_structure(cached, model, texts_by_language, encode_original=encode_original, **encoding)
         score, (low, high) = result.average.score, result.average.interval or (0.0, 100.0)
-        verdict = "kept" if low >= 100 - max_loss else "lost" if high < 100 - max_loss else "uncertain"
+        verdict = red_line_verdict(low - 100, high - 100, limit=max_loss)
         return {
             "before": 100.0,
             "after": score,

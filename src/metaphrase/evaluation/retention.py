@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.evaluation.compare import red_line_verdict, verdict_shown
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE
 from metaphrase.io.arguments import AtLeast0, checked
 
@@ -24,13 +24,11 @@ def retention(comparison: Mapping[str, Any], limit: AtLeast0 = 1.0) -> dict[str,
         {"language": language, **row, "below": row["difference"] < -limit}
         for language, row in sorted(comparison["languages"].items(), key=lambda item: item[1]["difference"])
     ]
-    low, high = comparison["pooled"]["interval"]
-    verdict = "kept" if low >= -limit else "lost" if high < -limit else "uncertain"
     losses = [row["language"] for row in rows if row["difference"] < 0][:5]
     worst = [row["language"] for row in rows if row["verdict"] == "worse" or row["language"] in losses]
     return {
         "limit": limit,
-        "verdict": verdict,
+        "verdict": red_line_verdict(*comparison["pooled"]["interval"], limit=limit),
         "pooled": comparison["pooled"],
         "languages": rows,
         "worst": worst,

@@ -53,6 +53,11 @@ def read_json(path: str | Path) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
+def as_json(content: Any, **options: Any) -> Any:
+    """Content as it is read back from JSON: tuples are lists, and keys are text; ``options`` are those of `json.dumps`."""
+    return json.loads(json.dumps(content, **options))
+
+
 def write_json(path: str | Path, content: Any) -> Path:
     """Write JSON atomically."""
     return replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")

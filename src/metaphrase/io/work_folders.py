@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from metaphrase.exceptions import DataError, DataMismatchError, MetaphraseError, MissingFileError
 from metaphrase.io.digests import json_digest
-from metaphrase.io.files import read_json, replacing, write_json
+from metaphrase.io.files import as_json, read_json, replacing, write_json
 from metaphrase.io.locks import LOCK, exclusive
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any], *, locked:
     """
     folder = Path(folder)
     path = folder / MANIFEST
-    manifest = json.loads(json.dumps(manifest))  # tuples are lists in the file
+    manifest = as_json(manifest)
     if (folder / _DONE).exists():
         clear_work_folder(folder)
     if path.exists():
@@ -132,7 +132,7 @@ def read_kept(path: Path, read: Callable[[Path], _Part]) -> _Part | None:
 
 def write_part(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Store a part of some work as JSON with its digest. Returns the content as it will be read."""
-    content = json.loads(json.dumps(content, default=str))
+    content = as_json(content, default=str)
     write_json(path, content | {_DIGEST: json_digest(content)})
     return content
 

@@ -1,8 +1,8 @@
 """Tensor functions shared by several objectives.
 
 The suffix of a tensor's name lists its axes: ``b`` batch, or the pool that a batch is ranked against, ``s`` source tokens,
-``t`` target tokens, ``l`` tokens of any sequence, ``n`` scored positions or word links, ``k`` labels, ``h`` hidden, ``v``
-vocabulary, ``q`` queue. Masks are boolean and true at the values to keep.
+``t`` target tokens, ``l`` tokens of any sequence, ``w`` words, ``n`` scored positions or word links, ``r`` anchors, ``c``
+candidates, ``k`` labels, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are boolean and true at the values to keep.
 """
 
 from __future__ import annotations
@@ -424,16 +424,16 @@ def cosines(anchors_rh: Tensor, candidates_ch: Tensor) -> Tensor:
 def masked_ranking(
     similarity_brc: Tensor, positive_br: Tensor, candidate_brc: Tensor, *, temperature: float
 ) -> Tensor:
-    """InfoNCE within a sentence: each anchor must identify its positive among the candidates of the same batch row.
+    """InfoNCE: each anchor must identify its positive among the candidates of its own matrix.
 
     Args:
-        similarity_brc: Similarity of each anchor to each candidate, shape ``(batch, anchors, candidates)``.
-        positive_br: Index of the positive of each anchor, shape ``(batch, anchors)``, int64. It is always a candidate.
+        similarity_brc: Similarity of each anchor to each candidate, shape ``(…, anchors, candidates)``.
+        positive_br: Index of the positive of each anchor, shape ``(…, anchors)``, int64. It is always a candidate.
         candidate_brc: True at the candidates of the denominator; broadcasts to the shape of the similarities.
         temperature: Softmax temperature τ.
 
     Returns:
-        ``-log softmax`` at the positive of each anchor, shape ``(batch, anchors)``. For an anchor without other candidates,
+        ``-log softmax`` at the positive of each anchor, shape ``(…, anchors)``. For an anchor without other candidates,
         value and gradient are exactly 0.
 
     >>> similarity = torch.tensor([[[1.0, 0.0, -1.0]]], dtype=torch.float64)

@@ -74,7 +74,7 @@ class LanguageEmbedding(nn.Module):
         return self(torch.tensor(language_code(language), device=self.codes.device))
 
 
-def check_language_embedding(encoder: PreTrainedModel) -> nn.Embedding:
+def token_type_table(encoder: PreTrainedModel) -> nn.Embedding:
     """Return the token type embeddings of an encoder, into which a language vector is folded after training."""
     table = getattr(getattr(encoder, "embeddings", None), "token_type_embeddings", None)
     if not isinstance(table, nn.Embedding) or table.embedding_dim != encoder.config.hidden_size:
@@ -106,7 +106,7 @@ def fold_language(
     vector_h = language_embedding.of(language).detach()
     folded = shared_copy(model)
     transformer: Any = folded[0]
-    table = check_language_embedding(transformer.auto_model)
+    table = token_type_table(transformer.auto_model)
     weight_vh = table.weight.detach().clone()
     weight_vh[0] += vector_h.to(weight_vh)
     table.weight = nn.Parameter(weight_vh)

@@ -248,8 +248,8 @@ class Links(View):
     """The words of both sides and the links between them, as positions in the views ``source`` and ``target``.
 
     Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word, and
-    ``(0, 0)`` for padding and for words that are not usable (see :func:`tokenize_words`); ``links``, ``(batch, links, 2)``:
-    source and target word, ``-1`` for padding; and ``scores``, ``(batch, links)``, 1 if the corpus has none.
+    ``(0, 0)`` for padding and for words that are not usable (see :func:`tokenize_words`). Also provides ``links``,
+    ``(batch, links, 2)``: source and target word, ``-1`` for padding.
 
     Attributes:
         max_length: Maximum pieces per sentence, including special tokens.
@@ -270,7 +270,6 @@ class Links(View):
             "source_spans": pad_arrays(source, (0, 2)),
             "target_spans": pad_arrays(target, (0, 2)),
             "links": pad_arrays([np.array([*links], dtype=np.int64).reshape(-1, 2) for links in kept], (0, 2), -1),
-            "scores": pad_arrays([np.array([*links.values()], dtype=np.float32) for links in kept], (0,)),
         }
 
 

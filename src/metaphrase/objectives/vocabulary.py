@@ -66,7 +66,7 @@ class VocabularyHead(nn.Module):
             if sources.english_ids is None:
                 raise UsageError(
                     "Vocabulary 'english' requires the ids of the pieces of the corpus's English side, but none were "
-                    "given. Pass `english_ids` to AlignmentLoss (see `english_piece_ids`), or use 'tied'."
+                    "given. Pass `english_ids` to AlignmentLoss (see `used_piece_ids`), or use 'tied'."
                 )
             rows = len(sources.english_ids)
         elif vocabulary == "untied":

@@ -27,7 +27,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
-from metaphrase.publishing.export import check_destination, derived_card, drafted, how_to_load, part_folders
+from metaphrase.publishing.drafts import check_destination, derived_card, drafted, how_to_load, part_folders
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
@@ -250,7 +250,7 @@ def parallel_texts(
     return texts
 
 
-def check_directions(count: int, model: SentenceTransformer) -> None:
+def check_direction_count(count: int, model: SentenceTransformer) -> None:
     """Refuse more directions than the packaged languages differ in."""
     with model.truncate_embeddings(None):  # directions are removed before that
         most = min(len(parallel_texts()), model.get_embedding_dimension() or 0) - 1 if count else 0
@@ -265,7 +265,7 @@ def write_debiased(
     options: DebiasOptions,
     *,
     command: str | None = None,
-    notify: Callable[[str], None] = lambda message: None,
+    note: Callable[[str], None] = lambda message: None,
     show_progress: bool = False,
 ) -> Debiasing:
     """Debias a model and write the result as a plain SentenceTransformer folder.
@@ -273,7 +273,7 @@ def write_debiased(
     Args:
         options: The model, the number of directions, and the texts that they are estimated on.
         command: The command line, for the card.
-        notify: Called with a line about each stage.
+        note: Called with a line about each stage.
         show_progress: Show a progress bar.
 
     Raises:
@@ -293,7 +293,7 @@ def write_debiased(
         )
     model = load_encoder(options.model)
     count = sum(map(len, texts.values()))
-    notify(f"Embedding {count:,} texts in {len(texts)} languages …")
+    note(f"Embedding {count:,} texts in {len(texts)} languages …")
     encoding: EncodingOptions = {
         "prompt": None if options.prompt == "none" else options.prompt,
         "batch_size": options.batch_size,
@@ -302,7 +302,7 @@ def write_debiased(
     embeddings = embed_languages(model, texts, **encoding)
     directions, curve = options.directions, None
     if directions == "auto":
-        notify("Measuring gain and guards for several numbers of directions …")
+        note("Measuring gain and guards for several numbers of directions …")
         gain, *guards = (data_guard(model, one, **encoding) for one in measured)
         curve = choose_directions(model, embeddings, gain, guards)
         directions = curve.directions

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.text import one_line
 from metaphrase.encoders.debiasing import language_directions
-from metaphrase.encoders.folders import is_local
+from metaphrase.encoders.folders import is_local, public_name
 from metaphrase.encoders.installed import installed_model, installed_models
 from metaphrase.encoders.loading import (
     PLUS,
@@ -60,12 +60,12 @@ from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
 from metaphrase.publishing.debiasing import (
     DECLARATION,
     SAMPLED_TEXTS,
-    check_directions,
+    check_direction_count,
     debias,
     embed_languages,
     parallel_texts,
 )
-from metaphrase.publishing.export import check_destination, drafted, how_to_load, part_folders, stored_recipe
+from metaphrase.publishing.drafts import check_destination, drafted, how_to_load, part_folders, stored_recipe
 from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
 from metaphrase.publishing.provenance import LICENSE_KEYS, hub_base, license_metadata, stated, stated_in
@@ -190,7 +190,7 @@ def merge(
     *,
     command: str | None = None,
     without_prompts: bool = False,
-    notify: Callable[[str], None] = lambda message: None,
+    note: Callable[[str], None] = lambda message: None,
     begin: Begin = no_progress,
 ) -> Merge:
     """Merge models with their base, and write the result.
@@ -199,7 +199,7 @@ def merge(
         options: The models, their weight, and what is written.
         command: The command line, for the card.
         without_prompts: Whether a tuned model that stores no prompts removes those of the base.
-        notify: Called with a line about each stage.
+        note: Called with a line about each stage.
         begin: Starts a progress bar: takes a text and a total, and returns a function that advances it.
 
     Raises:
@@ -208,12 +208,12 @@ def merge(
     """
     _check(options)
     base_name, *tuned = options.models
-    notify(f"Loading {base_name} …")
+    note(f"Loading {base_name} …")
     base = load_encoder(base_name)
-    check_directions(options.debias, base)
+    check_direction_count(options.debias, base)
     vectors = []
     for name in tuned:
-        notify(f"Loading {name} …")
+        note(f"Loading {name} …")
         vector = _vector(base, base_name, name, without_prompts=without_prompts)
         if not (vector.differences or vector.directions is not None or vector.prompts or vector.settings):
             raise UsageError(
@@ -239,7 +239,7 @@ def merge(
     written = curve is None or curve.gains
     if written:
         if options.debias:
-            notify("Estimating directions of language identity …")
+            note("Estimating directions of language identity …")
             embeddings = embed_languages(vector.apply(base), parallel_texts())
             vector = replace(vector, directions=language_directions(embeddings, options.debias)[0])
         _write(options, base, vector, alpha, command, chosen=None if curve is None else str(curve))
@@ -298,7 +298,7 @@ def _write(
         stated_in(vector.card, "language")
     )
     license = license_of(vector, options.models)
-    names = [Path(name).resolve().name if is_local(name) else name for name in tuned]
+    names = [public_name(name) for name in tuned]
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe and alpha else None,
         merge={"alpha": alpha, "tuned": names} | ({} if chosen is None else {"chosen": chosen}),

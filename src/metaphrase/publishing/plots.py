@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
 from metaphrase.corpus.identification import language_name
+from metaphrase.evaluation.evaluator import is_fraction
 from metaphrase.publishing.analysis import SIDES
 
 #: Colours of the light theme by their names in the style sheet. ``m0`` to ``m7`` are Okabe and Ito's, which readers
@@ -308,8 +309,7 @@ def draw_curves(figure: Figure, *, curves: Mapping[str, Sequence[tuple[int, floa
     figure.set_size_inches(_WIDTH / 2 * columns, 1.8 * lines)
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for (name, points), axes in zip(curves.items(), panels, strict=False):
-        is_fraction = name.endswith("accuracy") or name.startswith("eval_guard_")
-        scale, unit = (100, " %") if is_fraction else (1, "")
+        scale, unit = (100, " %") if is_fraction(name) else (1, "")
         steps, values = zip(*((step, scale * value) for step, value in points), strict=True)
         axes.plot(steps, values, color=COLOURS["after"])
         axes.set_title(f"{_shortened(name)}, last {values[-1]:.3g}{unit}", fontsize=8)

@@ -19,8 +19,8 @@ from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.publishing.contents import CARD, weights_digests
+from metaphrase.publishing.drafts import check_destination, derived_card, drafted, how_to_load, part_folders
 from metaphrase.publishing.examples import name_model
-from metaphrase.publishing.export import check_destination, derived_card, drafted, how_to_load, part_folders
 
 
 @checked

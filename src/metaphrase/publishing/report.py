@@ -137,7 +137,6 @@ def write_report(
     after: Mapping[str, Results],
     comparisons: Mapping[str, Results] | None = None,
     run: Mapping[str, Any] | None = None,
-    descriptions: Mapping[str, str] | None = None,
     usage: str | None = None,
     analysis: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -152,7 +151,6 @@ def write_report(
         comparisons: Results of `compare` per data set; computed if None.
         run: Facts of the run (command, seed, data, versions, hardware, seconds, …). ``log_history``, the trainer's log,
             is drawn as learning curves.
-        descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
         analysis: Results of :mod:`metaphrase.publishing.analysis`: ``tokens``, ``alignments``, ``margins``, ``errors``,
             ``geometry`` and ``answers``; ``retention``, by data set; ``abilities``, rows of guards by name; ``alpha``, an
@@ -177,7 +175,6 @@ def write_report(
         "before": before,
         "after": after,
         "comparisons": comparisons,
-        "descriptions": descriptions or {},
         "run": run or {},
         "usage": usage,
         "analysis": analysis or {},
@@ -214,7 +211,6 @@ def _page(report: Mapping[str, Any]) -> str:
         sections=[
             {
                 "name": name,
-                "description": report["descriptions"].get(name),
                 "measured": {"before": before[name], "after": after} if before else {"after": after},
                 "comparison": report["comparisons"].get(name),
             }

@@ -58,7 +58,7 @@ class Run:
         """What runs of different seeds have in common."""
         facts = self.facts
         common = [facts["recipe"], *(facts.get(name) for name in ("model", "steps", "batch_size"))]
-        files = [file["sha256"] for file in facts["files"]]
+        files = [file["sha256"] or [file.get("path"), file.get("revision")] for file in facts["files"]]
         settings = facts["settings"].items()
         return json.dumps(
             [common, files, {name: value for name, value in settings if name not in _NOT_DISTINGUISHING}],

@@ -6,6 +6,7 @@ maps and alignment matrices from the word states of a few pairs.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.declaration import articles_of
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_test_folder
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
@@ -28,6 +29,7 @@ from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words, overall_verdict, retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.evaluation.suites.encoders import Sets, read_test_folders
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, CountOr0, Resamples, Seed, checked
 from metaphrase.io.configuration import option
@@ -46,8 +48,6 @@ from metaphrase.publishing.report import describe_model, write_report
 
 #: Maximum number of languages of a word map in addition to English; more cannot be distinguished.
 _MAPPED = 4
-
-Sets = dict[str, dict[str, ParallelSet]]
 
 
 @checked
@@ -112,7 +112,7 @@ def report_run(
     options: ReportOptions,
     *,
     command: str = "",
-    notify: Callable[[str], None] = lambda message: None,
+    note: Callable[[str], None] = lambda message: None,
     progress: Callable[[], AbstractContextManager[Begin]] = lambda: nullcontext(no_progress),
 ) -> RunReport:
     """Measure a run's release and its baseline, and write the report.
@@ -120,7 +120,7 @@ def report_run(
     Args:
         options: The run, its baseline, and the data of the report.
         command: The command line, as a fact of the report.
-        notify: Called with a line about each stage.
+        note: Called with a line about each stage.
         progress: Context manager of the progress bars.
 
     Raises:
@@ -143,15 +143,15 @@ def report_run(
     if options.evaluation:
         hashes = {side: subject.hashes for side, subject in subjects.items()}
         answers = read_answers(options.evaluation, **hashes)
-    tests = read_sets(options.data or default_folders(earlier))
+    tests = read_test_folders(options.data or default_folders(earlier))
     if facts.get("debias"):  # its directions were estimated on the other articles
         tests = {name: articles_of(by_language, "even") for name, by_language in tests.items()}
     sets = _measurable(tests, subjects, trained)
     focus = _choose_focus(sets, trained, options)
-    _encode_all(subjects, sets, notify, progress)
+    _encode_all(subjects, sets, note, progress)
     settings = {"resamples": options.resamples, "seed": options.seed}
     results, others, comparisons = _measure(subjects, sets, trained, settings)
-    notify("Computing word maps, alignments, margins and errors …")
+    note("Computing word maps, alignments, margins and errors …")
     analyses = _analyse(subjects, sets, focus, trained, comparisons, options)
     if answers is not None:
         analyses["answers"] = answers
@@ -239,22 +239,13 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
 
 def default_folders(earlier: Mapping[str, Any]) -> list[str]:
     """Folders of the test sets in a run's report that still exist, and the packaged ones."""
-    measured = [one["settings"]["data"].split(", ") for one in earlier.get("after", {}).values()]
+    measured = [
+        re.split(r"(?<=\.tsv), |(?<=\.gz), ", one["settings"]["data"]) for one in earlier.get("after", {}).values()
+    ]
     folders = [Path(pattern).parent for patterns in measured for pattern in patterns if pattern]
     existing = [folder for folder in folders if folder.is_dir()]
     existing += [packaged for packaged in (DEMO, UDHR) if packaged.name not in {folder.name for folder in existing}]
     return list(dict.fromkeys(map(str, existing)))
-
-
-def read_sets(folders: Sequence[str]) -> Sets:
-    """Test sets by the name of their folder; of a folder with splits the test split."""
-    sets: Sets = {}
-    for folder in folders:
-        name = Path(folder).resolve().name
-        if name in sets:
-            raise UsageError(f"Two folders of test sets are named {name!r}; rename one.")
-        sets[name] = load_test_folder(folder)
-    return sets
 
 
 def _read_run(folder: Path) -> tuple[dict[str, Any], set[str], dict[str, Any], AlphaCurve | None]:
@@ -359,12 +350,12 @@ def _cost(subjects: Mapping[str, SentenceEmbeddings], command: str, seconds: flo
 def _encode_all(
     subjects: Mapping[str, SentenceEmbeddings],
     sets: Sets,
-    notify: Callable[[str], None],
+    note: Callable[[str], None],
     progress: Callable[[], AbstractContextManager[Begin]],
 ) -> None:
     pairs = [one for by_language in sets.values() for one in by_language.values()]
     for subject in subjects.values():
-        notify(f"Encoding {len(pairs)} test sets of {', '.join(sets)} with {subject.name} …")
+        note(f"Encoding {len(pairs)} test sets of {', '.join(sets)} with {subject.name} …")
         with progress() as begin:
             advance = begin("Encoding test sets", len(pairs))
             for one in pairs:

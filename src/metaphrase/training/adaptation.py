@@ -38,7 +38,7 @@ from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.counts import counted
-from metaphrase.io.files import PACKAGED_DATA, write_json
+from metaphrase.io.files import PACKAGED_DATA, as_json, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
@@ -497,7 +497,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
     """
     hint = "Choose another --output_dir, or delete that folder to start over."
     left = read_part(output / PLAN)
-    now = json.loads(json.dumps(asked))
+    now = as_json(asked)
     if not (present := checkpoint_folders(output, staged=True)):
         if left is not None and (output / VERDICT).exists() and left["asked"].get(HELD_OUT) != now[HELD_OUT]:
             raise CheckpointError(

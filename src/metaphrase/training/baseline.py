@@ -14,14 +14,13 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.files import find_files
-from metaphrase.corpus.parallel import ParallelSet, load_test_folder
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.evaluation.suites.benchmarks import Settings
-from metaphrase.evaluation.suites.encoders import parallel_folders
+from metaphrase.evaluation.suites.encoders import Sets, read_test_folders
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import encoder_digest
 from metaphrase.io.environment import versions
@@ -36,10 +35,8 @@ logger = logging.getLogger(__name__)
 #: File of the baseline in an output folder.
 BASELINE = "before.json"
 
+
 #: Test sets by name, each by language.
-Sets = dict[str, dict[str, ParallelSet]]
-
-
 @dataclass(frozen=True)
 class EvaluationSets:
     """The test sets that a run is measured on, before and after training.
@@ -78,25 +75,8 @@ class Baseline:
 
 
 def read_test_sets(config: RunConfig) -> Sets:
-    """Read the test sets of ``config.test``, and of its subfolders, by the name of their folder."""
-    tests: Sets = {}
-    for name, sets in chain.from_iterable(read_folders(folder, config.languages).items() for folder in config.test):
-        if name in tests:
-            raise UsageError(
-                f"Two --test folders are named {name!r}; their results would overwrite each other. Rename one."
-            )
-        tests[name] = sets
-    return tests
-
-
-def read_folders(folder: str | Path, languages: Sequence[str] = ()) -> Sets:
-    """Read the test sets of a folder, or of its subfolders, as `metaphrase evaluate` does, by their names."""
-    path = Path(folder)
-    if path.is_dir() and not any(path.glob("*-en.*tsv*")):
-        found = parallel_folders(path, Settings(languages=list(languages)))
-        if found:
-            return {name: one.read() for name, one in found.items()}
-    return {path.resolve().name: load_test_folder(folder, languages or None)}
+    """Read the test sets of ``config.test``, in its languages."""
+    return read_test_folders(config.test, config.languages)
 
 
 def split_retention(tests: Sets, config: RunConfig, recipe: Recipe, languages: Collection[str] = ()) -> EvaluationSets:
@@ -132,7 +112,7 @@ def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe, languages: 
         own = _select(tests, lambda language: language in languages)
         others = _select(tests, lambda language: language not in languages)
     for folder in config.retention or ([] if others else [str(UDHR)]):
-        for name, sets in read_folders(folder).items():
+        for name, sets in read_test_folders([folder]).items():
             known = languages | others.get(name, {}).keys() | own.get(name, {}).keys()
             if new := {language: one for language, one in sets.items() if language not in known}:
                 others[name] = others.get(name, {}) | new

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from metaphrase.evaluation.evaluator import is_fraction
+
 if TYPE_CHECKING:
     from metaphrase.training.trainer import AlignmentTrainer
 
@@ -105,5 +107,4 @@ def _shown(name: str, value: Any) -> str:
     """A value of the log; evaluators return accuracies and guards as fractions."""
     if not isinstance(value, float):
         return str(value)
-    is_fraction = name.endswith("accuracy") or name.startswith("eval_guard_")
-    return f"{100 * value:.1f} %" if is_fraction else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if is_fraction(name) else f"{value:.4g}"

@@ -47,7 +47,7 @@ from metaphrase.training.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 #: Options without an effect on the release: what is shown during training, and what alignment does not use.
-_WITHOUT_EFFECT = {"disable_tqdm", "report_to", *WITHOUT_EFFECT}
+_NOT_IN_FACTS = {"disable_tqdm", "report_to", *WITHOUT_EFFECT}
 
 #: Options that are a number or "auto", with the type of the number.
 _NUMBER_OR_AUTO: dict[str, tuple[type[float], Any]] = {"merge": (float, MergeWeight), "debias": (int, Directions)}
@@ -251,7 +251,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         {'recipe': 'tr', 'corpus': ['pairs.tsv'], 'output_dir': 'runs/sw', 'max_steps': 300}
         """
         changed = changed_options(self, self._defaults(), "recipe")
-        return {name: _as_data(value) for name, value in changed.items() if name not in _WITHOUT_EFFECT}
+        return {name: _as_data(value) for name, value in changed.items() if name not in _NOT_IN_FACTS}
 
     def _defaults(self) -> RunConfig:
         """The configuration with the recipe's settings and defaults only."""

@@ -255,7 +255,7 @@ def repeat_within_memory(
         buffers = buffers_before_step(loss.heads)
         try:
             return step()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             smaller = _smaller_micro_batch(loss, inputs, args, error, accumulating=accumulating)
         # Outside of the handler, because its traceback would keep the tensors of the failed step.
         model.zero_grad()

@@ -28,7 +28,7 @@ from metaphrase.publishing.debiasing import (
     MEASURED,
     SAMPLED_TEXTS,
     DirectionsCurve,
-    check_directions,
+    check_direction_count,
     choose_directions,
     debias,
     embed_languages,
@@ -76,7 +76,7 @@ def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
         _guard_data(config, part)
     directions: Any = config.debias
     if directions != "auto":
-        check_directions(directions, model)
+        check_direction_count(directions, model)
 
 
 def release_guards(

@@ -15,7 +15,7 @@ from metaphrase.encoders.checks import load_complete
 from metaphrase.encoders.folders import CONFIG, WEIGHTS, open_heads
 from metaphrase.exceptions import CheckpointError, ModelError, RecipeError, UsageError
 from metaphrase.io.redaction import redact
-from metaphrase.modeling.languages import LanguageEmbedding, check_language_embedding
+from metaphrase.modeling.languages import LanguageEmbedding, token_type_table
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
 
 #: Arguments of `from_pretrained` that select the files.
@@ -126,7 +126,7 @@ class AlignmentHeads(PreTrainedModel):
                 "AlignmentLoss, or set language_embedding to false."
             )
         if language_embedding:
-            check_language_embedding(sources.encoder)
+            token_type_table(sources.encoder)
         for objective, _ in objectives.values():
             objective.attach(sources)
         shape = sources.encoder.config.to_dict()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from metaphrase.corpus.loading import Corpus
 from metaphrase.encoders.adapters import encoder_of
-from metaphrase.encoders.loading import english_piece_ids, origin_of, pooling_of
+from metaphrase.encoders.loading import origin_of, pooling_of, used_piece_ids
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
@@ -39,7 +39,7 @@ class AlignmentLoss(nn.Module):
         recipe: The objectives and their weights.
         max_length: Maximum number of pieces per sentence; None uses the recipe's.
         english_ids: Sorted ids of the English subset vocabulary, for heads that use one (see
-            :func:`metaphrase.encoders.loading.english_piece_ids`).
+            :func:`metaphrase.encoders.loading.used_piece_ids`).
         languages: Languages of the corpus, for objectives that embed them.
 
     Attributes:
@@ -197,7 +197,7 @@ def build_loss(model: SentenceTransformer, recipe: Recipe, corpus: Corpus) -> Al
     if any(term.args.get("vocabulary") == "english" for term in recipe.terms):
         if not isinstance(corpus.dataset, Dataset):
             raise UsageError("The English subset vocabulary is read from the corpus; a stream does not provide it.")
-        english_ids = english_piece_ids(corpus.dataset["target"], model.tokenizer)
+        english_ids = used_piece_ids(corpus.dataset["target"], model.tokenizer)
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
     return AlignmentLoss(model, recipe, english_ids=english_ids, languages=sorted(languages))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from metaphrase.encoders.loading import encoder_files, origin_of
 from metaphrase.exceptions import CheckpointError
 from metaphrase.io.digests import files_sha256, json_digest, tokenizer_content
 from metaphrase.io.environment import hardware, versions
-from metaphrase.io.files import read_json
+from metaphrase.io.files import as_json, read_json
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.distributed import from_first_process
@@ -88,7 +87,7 @@ class RunFacts:
             facts["dataloader_num_workers"] = min(self._args.dataloader_num_workers, dataset.num_shards)
         if (digest := self._corpus_digest(dataset)) is not None:
             facts["corpus"] = digest
-        return dict(json.loads(json.dumps(facts)))
+        return dict(as_json(facts))
 
     def _encoder_facts(self) -> dict[str, Any]:
         """The encoder without its weights, which the checkpoint contains."""
@@ -297,7 +296,7 @@ def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
         logger.info("No checkpoint in %s yet; training starts from the beginning.", output)
         return None
     last = present[-1].resolve() if present else None
-    if last is not None and asked.lower() not in TRUE and last != Path(checkpoint).resolve():
+    if last is not None and asked.lower() not in TRUE and last != checkpoint.resolve():
         raise CheckpointError(
             f"{checkpoint} is not the last checkpoint in {output}, which also holds {last.name}. Choose another "
             f"--output_dir, or delete the other checkpoints of {output}, so that a later resume does not continue from them."

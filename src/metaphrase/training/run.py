@@ -57,6 +57,7 @@ from metaphrase.training.baseline import (
     split_retention,
 )
 from metaphrase.training.callbacks import log_readably
+from metaphrase.training.card_facts import TRANSFORMS, fill_card
 from metaphrase.training.checks import check, check_evaluation, check_language_embedding, check_text
 from metaphrase.training.configuration import RunConfig, configured_recipe
 from metaphrase.training.corpora import (
@@ -71,7 +72,6 @@ from metaphrase.training.distributed import from_first_process
 from metaphrase.training.finishing import check_finish, finish, release_guards, training_guards
 from metaphrase.training.loss import AlignmentLoss, build_loss
 from metaphrase.training.planning import TRIAL_PAIRS, faster_precision
-from metaphrase.training.releases import TRANSFORMS, describe
 from metaphrase.training.results import RunResult, measure_effects
 from metaphrase.training.resuming import checkpoint_to_resume, trained_in_bfloat16
 from metaphrase.training.trainer import AlignmentTrainer
@@ -412,7 +412,7 @@ class TrainingRun:
         card = self.encoder.model_card_data
         assert isinstance(card, AlignmentModelCardData)
         config = self.config
-        describe(card, facts, origins=self.origins, data_license=config.data_license, license=config.license)
+        fill_card(card, facts, origins=self.origins, data_license=config.data_license, license=config.license)
         self.release(card)
         facts["seconds"] = self._seconds()
         write_json(self.output / "run.json", facts)

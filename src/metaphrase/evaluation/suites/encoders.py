@@ -38,7 +38,7 @@ from metaphrase.evaluation.suites.benchmarks import (
     wanted_languages,
     warn_absent,
 )
-from metaphrase.exceptions import DataError, MissingFileError
+from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.digests import files_sha256
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ _UNQUOTED = "; texts without the quotes of the files"
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
 
 Results = dict[str, Result]
+#: Test sets by name and language.
+Sets = dict[str, dict[str, ParallelSet]]
 
 
 def in_each_folder(find: Callable[[Path, Settings], Iterable[Benchmark]]) -> Find:
@@ -94,6 +96,30 @@ class ParallelFolder(NamedTuple):
         """A benchmark of these test sets."""
         files = tuple(self.files.values())
         return Benchmark(name, suite, protocol, files, text_size(files), measure)
+
+
+def read_test_folders(folders: Iterable[str | Path], languages: Sequence[str] = ()) -> Sets:
+    """Read the test sets of folders, or of their subfolders, as `metaphrase evaluate` does, by name and language.
+
+    Raises:
+        UsageError: Two folders have the same name.
+    """
+    found: Sets = {}
+    for folder in map(Path, folders):
+        parts: Sets = {}
+        if folder.is_dir() and not any(folder.glob("*-en.*tsv*")):
+            parts = {
+                name: one.read() for name, one in parallel_folders(folder, Settings(languages=list(languages))).items()
+            }
+        for name, sets in (
+            parts or {folder.resolve().name: parallel.load_test_folder(folder, languages or None)}
+        ).items():
+            if name in found:
+                raise UsageError(
+                    f"Two folders of test sets are named {name!r}; their results would overwrite each other. Rename one."
+                )
+            found[name] = sets
+    return found
 
 
 def parallel_folders(data: Path | None, settings: Settings) -> dict[str, ParallelFolder]:

@@ -54,6 +54,7 @@ from metaphrase.evaluation.transfer.tasks import EncoderSource, Task
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.digests import json_digest
 from metaphrase.io.environment import hardware, versions
+from metaphrase.io.files import as_json
 from metaphrase.io.outputs import claimed
 from metaphrase.io.tables import titled_table
 from metaphrase.io.work_folders import read_part, write_part
@@ -152,7 +153,7 @@ def check_settings(
         "training": trained | {"world_size": arguments.world_size},
         "data_sha256": json_digest(data),
     }
-    settings = json.loads(json.dumps(settings))
+    settings = as_json(settings)
     path = folder / SETTINGS
     if path.is_file():
         if (then := read_part(path)) is None:

@@ -36,7 +36,7 @@ from transformers import (
 from metaphrase.checkpoints.folders import checkpoints
 from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.loading import load_corpus
-from metaphrase.encoders.loading import english_piece_ids
+from metaphrase.encoders.loading import used_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import check_length
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
@@ -280,7 +280,7 @@ def _train_and_translate(
     bleu(into, options.tokenisation)  # an error before training, not after it
     tokenizer = load_tokenizer(source)
     full = options.decoder_vocabulary == "full"
-    ids = torch.arange(len(tokenizer)) if full else english_piece_ids(train["target"], tokenizer)
+    ids = torch.arange(len(tokenizer)) if full else used_piece_ids(train["target"], tokenizer)
     pieces = TargetPieces(ids, len(tokenizer), tokenizer.unk_token_id)
     set_seed(arguments.seed)
     model = make_translator(source, tokenizer, pieces, options)

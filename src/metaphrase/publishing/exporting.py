@@ -1,24 +1,15 @@
-"""Export of smaller encoders: reduce a model, measure the result, write it with its model card.
-
-:func:`prepare_export` performs a whole export. :func:`drafted` writes any model to a temporary folder, so that the written
-model can be measured before it is moved into place.
-"""
+"""Export of smaller encoders: reduce a model, measure the result, write it with its model card."""
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
@@ -27,44 +18,37 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.folders import VECTOR_FILE, is_local
+from metaphrase.encoders.folders import public_name
 from metaphrase.encoders.loading import (
     PLUS,
     find_folder,
     has_vector,
     is_starter,
     load_encoder,
-    load_vectors,
-    model_file,
     model_folder,
-    name_parts,
     split_vectors,
 )
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
-from metaphrase.exceptions import ConfigError, MissingFileError, UsageError
+from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
-from metaphrase.io.configuration import option, plain, read_yaml
+from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
-from metaphrase.io.files import DEMO, UDHR, read_json
-from metaphrase.io.locks import LOCK, exclusive
-from metaphrase.io.outputs import FAILED_RELEASE, check_writable
+from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
-from metaphrase.publishing.contents import CARD, NOTICE, NOTICES, RECIPE, weights_digests, write_manifest
-from metaphrase.publishing.examples import name_model
+from metaphrase.publishing.contents import weights_digests
+from metaphrase.publishing.drafts import Draft, check_destination, drafted, how_to_load
 from metaphrase.publishing.markdown import cell, table
 from metaphrase.publishing.provenance import (
     LICENSE_KEYS,
     as_list,
-    card_metadata,
     find_card,
     hub_base,
     stated,
     stated_license,
 )
-from metaphrase.publishing.release import release
 
 logger = logging.getLogger(__name__)
 
@@ -110,40 +94,6 @@ class ExportOptions:
 
 
 @dataclass
-class Draft:
-    """A model that is written to a temporary folder.
-
-    Attributes:
-        folder: The temporary folder.
-        model: The model that was loaded from it.
-        destination: The final folder.
-    """
-
-    folder: Path
-    model: SentenceTransformer
-    destination: Path
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-
-    def publish(self, card: str | None = None) -> Path:
-        """Move the model to its destination, atomically.
-
-        Args:
-            card: Text of its model card, in place of the one that was written with it.
-        """
-        if card is None:
-            card = name_model((self.folder / CARD).read_text(encoding="utf-8"), self.destination)
-        (self.folder / CARD).write_text(card, encoding="utf-8")
-        write_manifest(self.folder)
-        check_destination(self.destination)
-        self.folder.replace(self.destination.resolve())
-        return self.destination
-
-
-@dataclass
 class Export:
     """A reduced model that is measured but not yet published.
 
@@ -183,13 +133,13 @@ class Export:
 
 @contextmanager
 def prepare_export(
-    options: ExportOptions, *, notify: Callable[[str], None] = lambda message: None, show_progress: bool = False
+    options: ExportOptions, *, note: Callable[[str], None] = lambda message: None, show_progress: bool = False
 ) -> Iterator[Export]:
     """Reduce a model, write it to a temporary folder and measure it; it is deleted at the end unless it is published.
 
     Args:
         options: The model, how it is reduced, and the data that measure the result.
-        notify: Called with a line about each stage.
+        note: Called with a line about each stage.
         show_progress: Show progress bars.
 
     Raises:
@@ -205,7 +155,7 @@ def prepare_export(
     sets, tests = _test_sets(options, languages)
 
     def measure(measured: SentenceTransformer, name: str) -> dict[str, Any]:
-        notify(f"Measuring {name} on {counted(len(sets), 'language')} …")
+        note(f"Measuring {name} on {counted(len(sets), 'language')} …")
         return evaluate_retrieval(
             measured,
             sets,
@@ -233,155 +183,11 @@ def prepare_export(
         yield Export(options, changes, before, after, comparison, sizes, lost, draft, model, languages, tests)
 
 
-@contextmanager
-def drafted(
-    model: SentenceTransformer,
-    output_dir: str | Path,
-    *,
-    source: str | Path | None = None,
-    tuned: Sequence[Path] = (),
-    card: AlignmentModelCardData | None = None,
-) -> Iterator[Draft]:
-    """Write a model to a temporary folder next to its destination and load it; it is deleted unless it is published.
-
-    What killed processes left next to the destination is deleted as well.
-
-    Args:
-        model: The model.
-        output_dir: The destination.
-        source: Folder of the original model, whose licence and notices are copied.
-        tuned: Folders of models that were merged into it, whose notices are added.
-        card: Data of its model card, with the recipe. Default: those of a model with the recipe of ``source``.
-
-    Raises:
-        UsageError: The destination exists.
-        CheckpointError: The folder that contains the destination is not writable.
-        RuntimeError: The written model does not reproduce the embeddings. Its files are kept in a folder that the message
-            names, until the next model is written next to it.
-    """
-    check_destination(output_dir)
-    destination = Path(output_dir)
-    with _staging(destination.resolve().parent) as folder:
-        card = card or AlignmentModelCardData(recipe=None if source is None else stored_recipe(Path(source)))
-        release(model, folder, recipe=card.recipe, card=card, prompts=model.prompts, folded=True)
-        settings = folder / "config_sentence_transformers.json"
-        content = read_json(settings)
-        content["default_prompt_name"] = model.default_prompt_name
-        settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for name in NOTICES:
-            if source is not None and (notice := model_file(Path(source), name)) is not None:
-                shutil.copyfile(notice, folder / name)
-        _add_notices(folder / NOTICE, tuned)
-        yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
-
-
-def part_folders(name: str) -> list[Path]:
-    """The folders of a model and of the task vectors that its name adds; a vector that is a file alone has none."""
-    base, vectors = split_vectors(name)
-    alone = [one for one in (base, *vectors) if one.endswith(Path(VECTOR_FILE).suffix) and not Path(one).is_dir()]
-    return [find_folder(one)[1] for one in (base, *vectors) if one not in alone]
-
-
-def _add_notices(path: Path, folders: Iterable[Path]) -> None:
-    """Append the notices of models to a file, unless it contains them."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    for notice in filter(None, (model_file(folder, NOTICE) for folder in folders)):
-        new = notice.read_text(encoding="utf-8", errors="replace").strip()
-        text = text if new in text else f"{text.rstrip()}\n\n{new}\n".lstrip()
-    if text:
-        path.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _staging(parent: Path) -> Iterator[Path]:
-    """Yield a hidden, locked folder for a draft, and delete the folders that killed processes left behind."""
-    for left in parent.glob(f".{'[0-9a-f]' * 32}.export"):
-        with suppress(OSError):  # another process may delete it
-            if time.time() - left.stat().st_mtime < 60:  # another process may be about to lock it
-                continue
-        with suppress(OSError), FileLock(left / LOCK, blocking=False, fallback_to_soft=False):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = parent / f".{uuid.uuid4().hex}.export"
-    draft = folder / "draft"
-    with exclusive(folder):
-        try:
-            yield draft
-        finally:
-            if not (draft / FAILED_RELEASE).exists():
-                shutil.rmtree(draft, ignore_errors=True)
-
-
-def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
-    """The card of a model that is made from another one.
-
-    It has the languages, the recipe, the Hub id and the licence of the other model, the task vectors that the name adds, and
-    what its card records.
-    """
-    base, vectors = split_vectors(name)
-    card = AlignmentModelCardData(
-        **stated_license(name),
-        language=stated(name, "language") or None,
-        recipe=stored_recipe(find_folder(base)[1]),
-        source=None if vectors or is_starter(name) else card_metadata(name).get("metaphrase"),
-        **{**_additions(name), **known},
-    )
-    card.base_model, card.base_model_revision = hub_base(model, name)
-    return card
-
-
-def _additions(name: str) -> dict[str, Any]:
-    """What the task vectors of a name add to their base, for a card."""
-    base, files = name_parts(name)
-    if not files:
-        return {}
-    vectors = load_vectors(files)
-    alphas, removed = [one.alpha for one in vectors], dict.fromkeys((one.base for one in vectors), 0)
-    for one in vectors:  # the sum of vectors of one base has the directions of the one with most
-        removed[one.base] = max(removed[one.base], 0 if one.directions is None else len(one.directions))
-    base, *tuned = (Path(one).resolve().name if is_local(one) else one for one in (base, *files))
-    return {
-        "merge": {"base": base, "alpha": alphas[0] if len(set(alphas)) == 1 else alphas, "tuned": tuned},
-        "debias": {"directions": sum(removed.values())} if any(removed.values()) else None,
-    }
-
-
-def stored_recipe(folder: Path) -> dict[str, Any] | None:
-    """The recipe of a release, if it has one."""
-    path = model_file(folder, RECIPE)
-    if path is None:
-        return None
-    try:
-        recipe = plain(read_yaml(path))
-    except ConfigError:
-        recipe = None
-    if not isinstance(recipe, dict):
-        logger.warning("%s is not a recipe, so it is not copied.", folder / RECIPE)
-        return None
-    return recipe
-
-
-def check_destination(output_dir: str | Path) -> None:
-    """Check that an export overwrites nothing, replaces neither the current folder nor a mounted one, and can be written."""
-    folder = Path(output_dir)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists. Nothing is overwritten: choose another --output_dir, or delete it.")
-    if folder.resolve() == Path.cwd():
-        raise UsageError(f"{folder} is the current folder, but a new one is written. Choose another --output_dir.")
-    if folder.is_mount():
-        raise UsageError(f"{folder} is a mounted folder, which cannot be replaced. Name a new folder in it.")
-    check_writable(folder.absolute().parent)
-
-
 def size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str, str]]:
     """Label, value before and value after of each size of an `Export`."""
     for name, pair in sizes.items():
         form = ",.1f" if name == "megabytes" else ","
         yield "MB on disk" if name == "megabytes" else name, format(pair["before"], form), format(pair["after"], form)
-
-
-def how_to_load(folder: str | Path) -> str:
-    """A sentence on how to load an export."""
-    return f'Load it with SentenceTransformer("{folder}").'
 
 
 # ----------------------------------------------------------------------------------------------------------- reduction
@@ -559,7 +365,7 @@ def _card_text(export: Export, text: str, results: Sequence[Mapping[str, Any]]) 
     options = export.options
     sizes = table([{"": name, "Before": before, "After": after} for name, before, after in size_rows(export.sizes)])
     name, vectors = split_vectors(options.model)
-    base = PLUS.join(Path(one).resolve().name if is_local(one) else one for one in (name, *vectors))
+    base = PLUS.join(public_name(one) for one in (name, *vectors))
     base = starter.HUB_ID if is_starter(options.model) else base
     section = (
         f"Made with `metaphrase export` from {cell(base)}, without further training: "

@@ -1,4 +1,4 @@
-"""The products of a run: its release, the facts on its model card, and the code that loads it."""
+"""The facts of a run on its model card."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSFORMS = {
 }
 
 
-def describe(
+def fill_card(
     card: AlignmentModelCardData,
     facts: Mapping[str, Any],
     *,
