@@ -8,7 +8,7 @@ import pytest
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.statistical import FILE, HEURISTICS, MODELS, StatisticalAligner, word_form
 from metaphrase.corpus.words import Words
-from metaphrase.exceptions import ModelFileError
+from metaphrase.exceptions import ModelFileError, UsageError
 from metaphrase.io.environment import install_command
 from tests.aligners.joined import join_words
 
@@ -250,3 +250,12 @@ def test_the_extra_is_named_where_it_is_missing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["False", f"Statistical aligners require sil-thot: {install_command('align')}."]
+
+
+def test_texts_that_are_not_divided_into_words_are_refused():
+    pairs = [("der Hund", "the dog"), ("die Katze", "the cat")]
+    with pytest.raises(UsageError, match=r"reads pairs of Words, but got str 'der Hund'. Pass Words.of\(text\)"):
+        StatisticalAligner().train(pairs)
+    trained = StatisticalAligner().train([tuple(map(Words.of, pair)) for pair in pairs])
+    with pytest.raises(UsageError, match="reads pairs of Words"):
+        trained.align(pairs)

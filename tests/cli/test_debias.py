@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
@@ -13,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.cli import main
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import UsageError
+from metaphrase.merging import TaskVector
 from metaphrase.publishing import debiasing
 from metaphrase.publishing.debiasing import DebiasOptions, write_debiased
 from metaphrase.publishing.release import verify
@@ -172,3 +174,18 @@ def test_a_choice_without_its_data_is_refused(model, texts, measured, tmp_path, 
     assert main([*arguments, *change(measured)]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_release_can_be_debiased_again(model, texts, tmp_path, dtype):
+    """The directions that are removed later are orthogonal to the earlier ones, and the card counts both."""
+    rounded = tmp_path / "rounded"
+    load_encoder(model).to(dtype).save_pretrained(str(rounded))
+    options = ["--data", str(texts), "--directions", "1"]
+    assert main(["debias", str(rounded), *options, "-o", str(tmp_path / "once")]) == 0
+    assert main(["debias", str(tmp_path / "once"), *options, "-o", str(tmp_path / "twice")]) == 0
+    card = (tmp_path / "twice" / "README.md").read_text(encoding="utf-8")
+    assert "projects out the 1 direction in which" in card
+    assert "differ most, in addition to 1 that the base model projects out, estimated on" in card
+    vector = TaskVector.between(load_encoder(rounded), load_encoder(tmp_path / "twice"))
+    assert len(vector.directions) == 2

@@ -100,3 +100,34 @@ def test_a_margin_that_is_not_computed_is_refused(tmp_path, capsys):
     command = ["filter", str(tmp_path / "p.tsv"), "--source_lang", "sw", "-o", str(tmp_path / "o.tsv")]
     assert main([*command, "--score", "cosine", "--margin", "distance"]) == 2
     assert "--margin distance is not used with --score cosine" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_threshold_that_is_read_from_a_file_keeps_its_pair(tiny_encoder_dir, bitext, tmp_path):
+    path, output = tmp_path / "pairs.tsv", tmp_path / "out.jsonl"
+    lines = ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in bitext)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["filter", str(path), "--source_lang", "de", "--model", str(tiny_encoder_dir), "-o", str(output)]
+    assert main(command) == 0
+    scores = [json.loads(line)["score"] for line in output.read_text(encoding="utf-8").splitlines()]
+    for threshold in sorted(scores)[::5]:
+        output.unlink()
+        assert main([*command, "--threshold", str(threshold)]) == 0
+        assert len(output.read_text(encoding="utf-8").splitlines()) == sum(score >= threshold for score in scores)
+
+
+def test_other_options_replace_work_of_which_no_part_is_finished(tiny_encoder_dir, bitext, tmp_path, monkeypatch, capsys):
+    path, output = tmp_path / "pairs.tsv", tmp_path / "out.jsonl"
+    lines = ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in bitext)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["filter", str(path), "--source_lang", "de", "--model", str(tiny_encoder_dir), "-o", str(output)]
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))
+        assert main(command) != 0
+    assert main([*command, "--half"]) == 0
+    output.unlink()
+    with monkeypatch.context() as killed:
+        killed.setattr(filtering, "write_corpus", lambda *_: next(iter(())))
+        assert main([*command, "--negatives", "1"]) != 0
+    capsys.readouterr()
+    assert main(command) != 0
+    assert "holds the work of another command, which differs in: negatives." in capsys.readouterr().err

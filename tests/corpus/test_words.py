@@ -1,6 +1,7 @@
 import re
 import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -231,3 +232,11 @@ def test_the_phrases_of_crossing_links():
 def test_words_without_links_extend_phrases():
     assert phrase_pairs([(0, 1)], 1, 3) == [((0, 1), (0, 2)), ((0, 1), (0, 3)), ((0, 1), (1, 2)), ((0, 1), (1, 3))]
     assert phrase_pairs([], 2, 2) == []
+
+
+def test_a_piece_belongs_to_the_word_of_most_of_its_characters():
+    """The first piece is one character of the first word and two of the second; in a tie, the first word has it."""
+    words = Words("abcde", ((0, 1), (1, 4), (4, 5)))
+    encoding = SimpleNamespace(offsets=[(0, 3), (3, 5)], special_tokens_mask=[0, 0], overflowing=[])
+    assert piece_spans(encoding, words, disjoint=True).tolist() == [[0, 0], [0, 2], [0, 0]]
+    assert piece_spans(encoding, words).tolist() == [[0, 1], [0, 2], [1, 2]]

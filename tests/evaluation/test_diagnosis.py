@@ -246,3 +246,10 @@ def test_the_starter_on_the_demo(swahili):
     assert codes(diagnose(model, {"sw": replace(swahili, targets=targets)}, sample=100)) == ["not-translations"]
     other = diagnosis.prepare(model, pooling="cls")
     assert "pooling" in codes(diagnose(other, {"sw": swahili}, sample=200), "warning")
+
+
+def test_shares_of_variance_do_not_depend_on_the_mean():
+    rows = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+    facts, moved = geometry(rows), geometry(rows + 3)
+    for name in ("first_component", "effective_rank"):
+        assert moved[name] == pytest.approx(facts[name], rel=1e-3)

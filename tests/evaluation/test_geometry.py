@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from sklearn.model_selection import PredefinedSplit
 
 from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.evaluation import geometry as module
 from metaphrase.evaluation.diagnosis import diagnose
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
 
@@ -80,3 +82,12 @@ def test_copies_of_a_target_are_one_hub(tiny_encoder, bitext):
     copied = ParallelSet("de", tuple(sources), (*targets[:1] * 6, *targets[6:]))
     texts = [hub["text"] for hub in diagnose(tiny_encoder, {"de": copied}).languages["de"]["hubs"]]
     assert len(set(texts)) == len(texts) == 3
+
+
+def test_translations_of_a_sentence_are_in_one_fold(monkeypatch):
+    folds = []
+    monkeypatch.setattr(module, "PredefinedSplit", lambda one: folds.append(one.tolist()) or PredefinedSplit(one))
+    language_identification(
+        {code: np.random.default_rng(at).normal(size=(5, 3)) for at, code in enumerate(("de", "sw"))}
+    )
+    assert folds == [[0, 1, 0, 1, 0] * 2]

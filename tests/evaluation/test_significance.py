@@ -3,13 +3,17 @@ import pytest
 
 from metaphrase.evaluation import significance
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.measures import MEASURES
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import (
     bootstrap_interval,
+    cluster_scores,
+    cluster_sums,
     holm,
     item_differences,
     percentile_interval,
     resampled_means,
+    two_sided_p_value,
     verdict,
 )
 
@@ -196,3 +200,48 @@ def test_verdict_needs_significance():
     assert verdict(-10.0, 0.0499) == "worse"
     assert verdict(10.0, 0.05) == "tie"
     assert verdict(0.0, 0.001) == "tie"
+
+
+def test_small_shares_of_clusters_are_not_rounded_away():
+    """One hit of 5,000 items in one of two languages is 0.01 % of their mean."""
+    ids = dict.fromkeys(("de", "sw"), range(5000))
+    scores = {"de": [1.0] + [0.0] * 4999, "sw": [0.0] * 5000}
+    assert cluster_sums(scores, ids).sum() == pytest.approx(1e-4)
+    assert cluster_scores(scores, ids).mean() == pytest.approx(1e-4)
+
+
+def test_items_of_languages_of_other_sizes_have_other_ids():
+    """Languages of equal size share their items, the others do not."""
+    ids = MEASURES["shared_items"].row_ids({"de": 100, "fr": 100, "sw": 150, "te": 101})
+    assert ids["de"] == ids["fr"]
+    assert len(set().union(*ids.values())) == 100 + 150 + 101
+
+
+def test_sources_without_pairs_are_drawn_too():
+    """One of four sources has the only pair: with a probability of (3/4)⁴ it is in no sample."""
+    (f1_r,) = MEASURES["pairs_f1"].scores([(4, {"a": (1, 1, 1)})], 4000, np.random.default_rng(0))
+    assert set(f1_r.tolist()) == {0.0, 100.0}
+    assert (f1_r == 0).mean() == pytest.approx(0.75**4, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "items", "shared"),
+    [
+        ("spearman", ([1.0, 2.0, 3.0, 4.0, 5.0], [0.1, 0.3, 0.2, 0.9, 0.4]), True),
+        ("shared_items", np.array([0.0, 1.0, 0.5, 1.0, 0.0]), True),
+        ("pairs_f1", (30, {"a": (1, 1, 1), "b": (0, 1, 1), "c": (0, 0, 1), "d": (1, 1, 2)}), False),
+    ],
+)
+def test_languages_share_their_samples_if_their_items_are_translations(statistic, items, shared):
+    drawn = MEASURES[statistic].samples([{"de": items, "sw": items}], resamples=50, seed=0)
+    assert np.array_equal(drawn["de"][0], drawn["sw"][0]) == shared
+
+
+def test_equal_samples_are_no_difference():
+    """Samples without a difference count on both sides of zero, also if rounding leaves one of 1e-13."""
+    assert two_sided_p_value(np.zeros(99)) == 1
+    assert (
+        two_sided_p_value(np.array([-1.0] * 50 + [1e-13] * 49))
+        == two_sided_p_value(np.array([1.0] * 50 + [-1e-13] * 49))
+        == 1
+    )

@@ -107,7 +107,7 @@ def wpt(tmp_path):
         "<s snum=0007>the cat sleeps</s>\n<s snum=3> yes .  </s>\n<s snum=9>no gold</s>\n", encoding="utf-8"
     )
     (tmp_path / "h").write_bytes('<s snum="3">ja .</s>\r\n<s snum=7> die Katze schläft   </s>\r\n'.encode())
-    (tmp_path / "wa").write_text("7 1 1\n07 2 2 S\n7 3 3 P 0.7\n7 3 2 0.9\n3 1 1 S 1\n3 2 0\n", encoding="utf-8")
+    (tmp_path / "wa").write_text("7 1 1\n07 2 2 S\n7 3 3 p 0.7\n7 3 2 0.9\n3 1 1 S 1\n3 2 0\n", encoding="utf-8")
     return tmp_path / "e", tmp_path / "h", tmp_path / "wa"
 
 
@@ -136,6 +136,7 @@ def test_a_link_beyond_the_sentence_is_kept_with_a_warning(wpt, caplog):
         (2, "8 1 1\n", r"sentences \[8\]"),
         (2, "9 1 1\n", r"sentences \[9\]"),
         (0, "the cat\n", "form '<s snum=26>"),
+        (2, "7 1 1 X\n", r"'7 1 1 X.*' of wa is neither sure \(S\) nor possible \(P\)"),
     ],
 )
 def test_malformed_gold_is_refused(wpt, at, text, message):

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -277,8 +277,12 @@ def test_directions_that_were_removed_in_two_steps_are_kept(tiny_encoder, normal
         assert merged.encode(texts) == pytest.approx(
             twice.encode(texts), abs=0.02 if dtype == torch.bfloat16 else 1e-5
         )
+    oblique_kh = torch.ones(1, 32, dtype=torch.float64) / 32**0.5
+    assert len(TaskVector.between(base, without_directions(other, oblique_kh)).directions) == 5
+    assert len(find_projection(without_directions(once, direction_kh[:1]), 9)[1]) == 3  # removed before
+    project_out(other, oblique_kh)
     with pytest.raises(ModelError, match="differ in the shape or presence"):  # the maps do not commute
-        TaskVector.between(base, without_directions(other, torch.ones(1, 32, dtype=torch.float64) / 32**0.5))
+        TaskVector.between(base, other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -549,3 +553,35 @@ def test_other_files_are_refused(tmp_path):
         TaskVector.load(tmp_path / "missing.safetensors")
     with pytest.raises(MissingFileError, match="is a folder, not a task vector"):
         TaskVector.load(tmp_path)
+
+
+def test_vectors_are_added_each_with_its_own_weight():
+    base, one, other = (nn.Linear(2, 1) for _ in range(3))
+    vectors = [TaskVector.between(base, tuned, alpha=alpha) for tuned, alpha in ((one, 0.2), (other, 0.8))]
+    merged = combine(vectors).apply(base)
+    wanted = base.weight + 0.2 * (one.weight - base.weight) + 0.8 * (other.weight - base.weight)
+    torch.testing.assert_close(merged.weight, wanted)
+    scaled = vectors[0].scaled(0.5)
+    assert scaled.alpha == 1
+    torch.testing.assert_close(scaled.apply(base).weight, base.weight + 0.5 * (one.weight - base.weight))
+
+
+@pytest.mark.parametrize(("degrees", "same"), [(0, True), (3, True), (30, False)])
+def test_models_without_the_same_directions_are_not_merged(tiny_encoder, degrees, same):
+    axes, angle = torch.eye(32, dtype=torch.float64), math.radians(degrees)
+    turned = (math.cos(angle) * axes[0] + math.sin(angle) * axes[1])[None]
+    base, tuned = (without_directions(tiny_encoder, one) for one in (axes[:1], turned))
+    if same:
+        assert TaskVector.between(base, tuned).directions is None
+    else:
+        with pytest.raises(ModelError, match="1 and 1, but not the same"):
+            TaskVector.between(base, tuned)
+    with pytest.raises(ModelError, match="1 and 2, but not the same"):
+        TaskVector.between(base, without_directions(tiny_encoder, axes[:2]))
+
+
+def test_a_map_that_removes_a_direction_in_part_is_no_projection(tiny_encoder):
+    weight = torch.eye(32)
+    weight[0, 0] = 0.05
+    tiny_encoder.append(Dense(32, 32, bias=False, activation_function=None, init_weight=weight))
+    assert find_projection(tiny_encoder) is None

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaphrase.mining import search as mining
+from metaphrase.mining.copies import without_copies
 from metaphrase.mining.margins import (
     Pairs,
     best_threshold,
     f1_scores,
     margin_score,
     mine,
+    neighbour_scores,
     one_to_one,
     select_pairs,
     suggest_threshold,
@@ -512,3 +514,31 @@ def test_more_shards_than_files_may_be_open(tmp_path):
             assert rows.take(np.arange(300)).shape == (300, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("retrieval", ["forward", "backward", "intersection", "max"])
+def test_a_neighbour_that_must_not_form_a_pair_forms_none(retrieval):
+    """The nearest neighbour of the first source is marked as missing, as by `without_copies`; it counts in the mean."""
+    there = Neighbours(np.array([[0.9, 0.5], [0.8, 0.1]], np.float32), np.array([[-1, 0], [0, -1]], np.int32))
+    back = Neighbours(np.array([[0.8, 0.5], [0.9, 0.1]], np.float32), np.array([[1, 0], [-1, -1]], np.int32))
+    scores = neighbour_scores(there, back)
+    assert np.isneginf(scores).tolist() == [[True, False], [False, True]]
+    assert scores[1, 0] == pytest.approx(0.8 / ((0.45 + 0.65) / 2))
+    pairs = select_pairs(there, back, retrieval=retrieval)
+    found = set(zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True))
+    assert found == ({(1, 0), (0, 0)} if retrieval == "forward" else {(1, 0)})
+
+
+def test_a_sentence_of_both_texts_is_paired_where_its_margin_is_larger():
+    """ "ok" is translated as "okay" in one direction, and is untranslated in the other."""
+    vectors = {"ok": [1, 0, 0], "okay": [0.9, 0.3, 0], "gut": [0, 1, 0.2], "good": [0, 1, 0], "OK": [1, 0, 0]}
+    texts = ["ok", "gut"], ["OK", "good", "okay"]
+    sides = [unit_rows(np.array([vectors[text] for text in side], np.float32)) for side in texts]
+    for order in (slice(None), slice(None, None, -1)):
+        one, other = sides[order]
+        ways, shared = without_copies(
+            (nearest_neighbours(one, other, 3), nearest_neighbours(other, one, 3)), texts[order]
+        )
+        pairs = select_pairs(*ways)
+        found = zip(*(rows.tolist() for rows in pairs[1:][order]), strict=True)
+        assert (shared, set(found)) == (1, {(0, 2), (1, 1)})

@@ -532,3 +532,17 @@ def test_unknown_choices_are_refused(call):
 def test_a_float16_encoder_is_not_computed_in_bfloat16_on_a_cpu():
     with pytest.raises(UsageError, match="stored in float16"):
         bfloat16(torch.nn.Linear(2, 2).half())
+
+
+def test_a_block_of_excluded_pieces_has_no_part(small_blocks):
+    """A bias of minus infinity excludes a piece, also where it does so in a whole block."""
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(n, 3, generator=generator, dtype=torch.float64, requires_grad=True) for n in (5, 11))
+    labels, bias = torch.tensor([4, 10, 7, 8, 5]), torch.zeros(11, dtype=torch.float64)
+    bias[:4] = -torch.inf
+    fast = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias)
+    slow = F.cross_entropy(F.linear(hidden, weight[4:]), labels - 4)
+    torch.testing.assert_close(fast, slow)
+    leaves = (hidden, weight)
+    for got, wanted in zip(torch.autograd.grad(fast, leaves), torch.autograd.grad(slow, leaves), strict=True):
+        torch.testing.assert_close(got, wanted)

@@ -252,3 +252,9 @@ def test_pooled_spans_matches_loop():
     grads = [torch.autograd.grad((x * weight).sum(), tokens, retain_graph=True)[0] for x in (actual, expected)]
     assert grads[0].abs().sum() > 0
     torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
+def test_a_link_that_is_repeated_has_its_highest_score():
+    example = {"source": "a", "target": "b", "alignment": "0-0 0-0 0-0", "alignment_scores": "0.5 0.9 0.2"}
+    spans = np.array([[1, 2]])
+    assert kept_links(example, spans, spans) == {(0, 0): 0.9}

@@ -20,6 +20,7 @@ from metaphrase.exceptions import CheckpointError, MissingFileError, ModelError,
 from metaphrase.io.files import DEMO
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
+from metaphrase.modeling.frozen import Original
 from metaphrase.objectives.anchor import anchor, interpolated_anchor
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
@@ -352,3 +353,10 @@ def test_a_run_is_not_resumed_from_another_original_encoder(tiny_encoder, bitext
     with pytest.raises(CheckpointError, match=r'differs in: original_encoder \("\w+" → "\w+"\)\. Restore'):
         trainer_from(trainer.model).verify_checkpoint(True)
     fault("A5", "resumed from other weights of the original encoder", tried=1, survived=1)
+
+
+def test_the_original_encoder_has_no_dropout(tiny_encoder):
+    tiny_encoder.train()
+    modules = tuple(tiny_encoder.children())
+    original = Original.copy_of(modules[0].auto_model, modules[1:])
+    assert not any(module.training for part in (original.encoder, original.modules) for module in part.modules())

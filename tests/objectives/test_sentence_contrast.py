@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.modeling.encoding import encode_views
+from metaphrase.modeling.languages import language_code
 from metaphrase.objectives.sentence_contrast import BackTranslations, SentenceContrast
 from tests.oracles import assert_same_loss, sentence_contrast_loop
 from tests.processes import run_python
@@ -201,3 +202,9 @@ def test_auto_samples_if_there_are_back_translations(make_loss, encodings_of, bi
     torch.testing.assert_close(values["auto", False], values["none", False], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(values["auto", True], values["sample", True], rtol=1e-9, atol=1e-12)
     assert values["sample", True] != values["none", False]
+
+
+def test_back_translations_have_the_language_of_their_side(tokenizer):
+    row = {"source_bt": "ein Satz", "target_bt": "a sentence", "source_lang": "de", "target_lang": "en"}
+    built = BackTranslations("all", 24, 1.0).build([row], tokenizer, [np.random.default_rng(0)])
+    assert built["language"].tolist() == [language_code("de"), language_code("en")]

@@ -354,3 +354,47 @@ def test_options_that_contradict_shared_targets_are_refused(make_loss):
     with pytest.raises(UsageError, match="has no effect in the direction 'source_to_target'"):
         make_loss("tr", positives="shared_target")
     make_loss("tr", positives="shared_target", own_side=True)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 0.5])
+def test_soft_targets_have_the_temperature_of_the_ranking_by_default(make_loss, encodings_of, bitext, temperature):
+    values = []
+    for args in ({}, {"soft_temperature": temperature}):
+        loss = make_loss("tr", targets="soft", temperature=temperature, **args)
+        values.append(loss.objectives["tr"](encodings_of(loss, bitext[:6])))
+    assert values[0] == values[1]
+
+
+def test_soft_targets_of_both_sides_are_their_mean(make_loss, encodings_of, bitext):
+    loss = make_loss("tr", targets="soft", soft_sides="both", temperature=0.2, soft_temperature=0.001)
+    encodings = encodings_of(loss, bitext[:6])
+    sides = [encodings[side].sentence_bh for side in ("source", "target")]
+    soft = sum(cosines(side, side) for side in sides).detach() / 2 / 0.001  # those of the original
+    for at, side in enumerate(sides):
+        side.data.normal_(generator=torch.Generator().manual_seed(at))
+    wanted = translation_ranking(*sides, temperature=0.2, soft_bb=soft)
+    torch.testing.assert_close(loss.objectives["tr"](encodings), wanted)
+
+
+def test_the_dot_product_ranks_as_the_pure_function(make_loss, encodings_of, bitext):
+    loss = make_loss("tr", similarity="dot", temperature=0.2)
+    encodings = encodings_of(loss, bitext[:6])
+    sides = [encodings[side].sentence_bh for side in ("source", "target")]
+    wanted = translation_ranking(*sides, similarity="dot", temperature=0.2)
+    assert abs(wanted - translation_ranking(*sides, temperature=0.2)) > 1e-4
+    torch.testing.assert_close(loss.objectives["tr"](encodings), wanted)
+
+
+def test_both_sides_and_negatives_are_ranked_by_their_projections(make_loss, encodings_of, bitext):
+    rows = [row | {"negatives": bitext[9]["target"]} for row in bitext[:4]]
+    loss = make_loss("tr", projection="mlp", negatives=1, temperature=0.2)
+    encodings = encodings_of(loss, rows)
+    for at, encoding in enumerate(encodings.values()):
+        encoding.sentence_bh.data.normal_(generator=torch.Generator().manual_seed(at))
+    linear = loss.objectives["tr"].head[0]
+    source, target, wrong = (
+        torch.tanh(encodings[name].sentence_bh @ linear.weight.T + linear.bias)
+        for name in ("source", "target", "negatives-1")
+    )
+    wanted = translation_ranking(source, torch.cat([target, wrong]), temperature=0.2)
+    torch.testing.assert_close(loss.objectives["tr"](encodings), wanted)

@@ -213,3 +213,9 @@ def test_every_term_of_the_recipe_learns(tiny_encoder, tokenizer, bitext):
     assert last["tr"] < first["tr"] / 2
     assert last["wtr"] < first["wtr"] / 2
     assert last["awp"] < 0.85 * first["awp"]  # fully masked sentences differ in length only
+
+
+def test_the_largest_cosine_of_two_words_can_be_negative():
+    source, target = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]), torch.tensor([[[-1.0, 0.0], [-0.6, -0.8]]])
+    spans = torch.tensor([[[0, 1], [1, 2]]])
+    torch.testing.assert_close(word_similarity(source, target, spans, spans, similarity="max"), source @ target.mT)

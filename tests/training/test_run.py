@@ -519,6 +519,7 @@ def test_a_release_that_cannot_be_made_is_refused_before_training(execute, setti
         {"load_best_model_at_end": True},
         {"metric_for_best_model": "eval_dev_mean_accuracy"},
         {"eval_strategy": "steps"},
+        {"eval_on_start": True},
     ],
 )
 def test_a_best_model_needs_dev_data(execute, monkeypatch, wrong):
@@ -543,6 +544,31 @@ def test_a_release_that_is_not_the_best_model_is_reported(execute, settings, cap
     messages = [one.getMessage() for one in caplog.records if "not the best" in one.getMessage()]
     assert len(messages) == bool(warning)
     assert "".join(messages).startswith(warning)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, ("no", None)),
+        ({"dev": ["dev.tsv"]}, ("steps", 500)),
+        ({"dev": ["dev.tsv"], "eval_steps": 20}, ("steps", 20)),
+        ({"dev": ["dev.tsv"], "save_strategy": "epoch"}, ("epoch", None)),
+        ({"dev": ["dev.tsv"], "save_strategy": "epoch", "eval_steps": 20}, ("steps", 20)),
+        ({"dev": ["dev.tsv"], "eval_strategy": "no"}, ("no", None)),
+    ],
+)
+def test_dev_data_are_measured_at_every_checkpoint(tmp_path, options, wanted):
+    arguments = RunConfig(recipe="tr", corpus=["a.tsv"], output_dir=str(tmp_path), **options).training_arguments()
+    assert (arguments.eval_strategy, arguments.eval_steps) == wanted
+
+
+def test_a_stream_is_shuffled_with_the_seed_of_the_data(execute, tmp_path):
+    losses = []
+    for run, seed in enumerate((1, 1, 2)):
+        output = str(tmp_path / str(run))
+        result = execute(streaming=True, max_steps=2, logging_steps=1, data_seed=seed, test=[], output_dir=output)
+        losses.append([log["loss"] for log in result.facts["log_history"] if "loss" in log])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_a_configuration_is_not_changed_by_its_run(settings, tmp_path):

@@ -245,3 +245,16 @@ def test_settings_that_keep_shared_targets_apart_are_refused(train):
     args = AlignmentTrainingArguments(output_dir="unused", batch_sampler="no_duplicates", use_cpu=True)
     with pytest.raises(UsageError, match="The positives of tr are pairs with the same target"):
         check_arguments(args, objectives)
+
+
+def test_pairs_with_one_target_are_at_most_a_quarter_of_a_batch():
+    """A target with 16 pairs beside 48 others: in groups of 4, which hardly ever fill one batch of 16."""
+    dataset = Dataset.from_dict({"target": ["same"] * 16 + [f"t{at}" for at in range(48)]})
+    runs = []
+    for seed in range(20):
+        sampler = SharedTargetBatchSampler(
+            dataset, batch_size=16, drop_last=False, generator=torch.Generator(), seed=seed
+        )
+        rows = [row < 16 for batch in sampler for row in batch]
+        runs.append(sum(a and not b for a, b in zip(rows, [*rows[1:], False], strict=True)))
+    assert max(runs) == 4  # the four groups are apart in at least one order

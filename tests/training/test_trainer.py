@@ -423,6 +423,19 @@ def test_heads_switch_between_training_and_evaluation(make_trainer, rows):
     assert modes[2:] == [False] * 3
 
 
+def test_other_processes_write_no_checkpoint(make_trainer, tmp_path, monkeypatch):
+    """transformers saves in every process, and an adapter is written by the first alone."""
+    trainer = make_trainer("tr", lora_rank=2)
+    monkeypatch.setattr(AlignmentTrainingArguments, "should_save", False)
+    trainer.save_model(str(tmp_path / "checkpoint"))
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_streams_are_not_mixed(make_trainer, rows):
+    with pytest.raises(UsageError, match="a dictionary that contains a stream, but only Datasets can be mixed"):
+        make_trainer("tr", dataset={"de": streamed(rows)})
+
+
 def test_a_stream_trains(make_trainer, rows):
     stream = IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)
     trainer = make_trainer(dataset=stream)
@@ -683,6 +696,24 @@ def test_an_evaluation_that_is_made_up_for_is_that_of_the_uninterrupted_run(make
         [log["eval_loss"] for log in trainer.state.log_history if "eval_loss" in log] for trainer in (whole, resumed)
     )
     assert found == wanted
+
+
+def test_a_schedule_that_reads_the_metrics_resumes_after_an_evaluation_that_a_signal_skipped(make_trainer):
+    options = {"recipe": "tr", "eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "eval_score"}
+    options |= {"lr_scheduler_type": "reduce_lr_on_plateau", "greater_is_better": False}
+    options["lr_scheduler_kwargs"] = {"patience": 0, "factor": 0.1, "threshold": 0.9}
+    whole = make_trainer(evaluator=Scores(), **options)
+    whole.train()
+    stopped = make_trainer(evaluator=Scores(), folder="stopped", **options)
+    stopped.add_callback(StopAt(stopped, 4))
+    with pytest.raises(SystemExit):
+        stopped.train()
+    resumed = make_trainer(evaluator=Scores(), folder="stopped", **options)
+    resumed.train(resume_from_checkpoint=True)
+    rates = [[log["learning_rate"] for log in one.state.log_history if "loss" in log] for one in (whole, resumed)]
+    assert rates[0] == rates[1]
+    assert rates[0][0] > rates[0][-1]
+    assert_equal(weights(resumed), weights(whole))
 
 
 @pytest.mark.parametrize("strategy", ["steps", "epoch"])
@@ -1061,3 +1092,26 @@ def test_a_trial_is_built_with_its_own_arguments(tiny_encoder, rows, tmp_path):
         n_trials=2,
     )
     assert found[1:] == [[3, 3, 6], [5, 5, 7]]
+
+
+def test_a_trial_is_checked_and_divides_its_batch(tiny_encoder, rows, tmp_path):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    trials, sizes = [{"effective_batch_size": 6}, {"neftune_noise_alpha": 5.0}], []
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            sizes.append(args.train_batch_size)
+
+    def loss(encoder):
+        return AlignmentLoss(encoder, Recipe.load("tr"), max_length=24)
+
+    trainer = searching(tiny_encoder, loss, rows, tmp_path, max_steps=1, callbacks=[Watch()], evaluator=Scores())
+    with pytest.raises(UsageError, match="neftune_noise_alpha does not apply to alignment"):
+        trainer.hyperparameter_search(
+            hp_space=lambda trial: trials[trial.number],
+            compute_objective=lambda metrics: 0.0,
+            backend="optuna",
+            n_trials=2,
+        )
+    assert sizes == [6]

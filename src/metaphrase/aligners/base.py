@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metaphrase.corpus.words import Link, Words, format_links
+from metaphrase.exceptions import UsageError
 
 #: A sentence and its translation.
 WordPair = tuple[Words, Words]
@@ -39,6 +40,18 @@ class Alignment:
     def score_text(self) -> str:
         """The scores in the order of the links, separated by spaces."""
         return " ".join(f"{score:.4g}" for score in self.scores)
+
+
+def check_word_pairs(pairs: Sequence[WordPair]) -> None:
+    """Refuse pairs of sentences that are not divided into words.
+
+    Raises:
+        UsageError: A side is not a `Words`.
+    """
+    for side in (side for pair in pairs for side in pair if not isinstance(side, Words)):
+        raise UsageError(
+            f"An aligner reads pairs of Words, but got {type(side).__name__} {str(side)[:40]!r}. Pass Words.of(text)."
+        )
 
 
 class Aligner(ABC):

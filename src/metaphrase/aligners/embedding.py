@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from metaphrase.aligners.base import Aligner, Alignment, Level, Method, WordPair
+from metaphrase.aligners.base import Aligner, Alignment, Level, Method, WordPair, check_word_pairs
 from metaphrase.corpus.words import Link, Words, piece_spans
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError, UsageError
@@ -262,6 +262,7 @@ class EmbeddingAligner(Aligner):
     @torch.inference_mode()
     def align_by(self, pairs: Sequence[WordPair], rules: Sequence[Rule]) -> list[list[Alignment]]:
         """Align sentence pairs by several rules; each sentence is encoded once for all of them."""
+        check_word_pairs(pairs)
         self.model.eval()
         alignments: list[list[Alignment]] = [[] for _ in rules]
         size = _BATCHES * self.batch_size

@@ -425,14 +425,15 @@ def _aligner_arguments(aligner: str | Aligner | Mapping[str, Aligner], settings:
     if not isinstance(aligner, str):
         each = aligner if isinstance(aligner, Mapping) else {"": aligner}
         return {f"aligner {languages}": _object_facts(one) for languages, one in sorted(each.items())}
+    settings = {name: value for name, value in settings.items() if name != "batch_size"}
     if isinstance(model := settings.get("model"), str | Path):
         return {**settings, "model": f"{model} {model_digest(model)}"}
-    return dict(settings)
+    return settings
 
 
 def _object_facts(aligner: Aligner) -> str:
     """The settings of an aligner that is given as an object, and a digest of its model, as text."""
-    names = vars(aligner).keys() - {"training_seconds"}
+    names = vars(aligner).keys() - {"training_seconds", "batch_size"}
     kept = {name: value for name in names if isinstance(value := getattr(aligner, name), str | int | float | None)}
     model: Any = getattr(aligner, "model", None)
     digest = tensors_digest(model.state_dict(), []) if hasattr(model, "state_dict") else ""

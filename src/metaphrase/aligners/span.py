@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.aligners.base import Aligner, Alignment, WordPair, check_word_pairs
 from metaphrase.corpus.words import Link, Span, Words
 from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
@@ -149,7 +149,7 @@ class SpanAligner(Aligner):
             piece longer than the stride.
         max_answer_length: Maximum number of pieces of an answer.
         max_length: Maximum number of pieces of question and context together, including special tokens.
-        stride: Overlap of the windows of a context, in pieces.
+        stride: Overlap of the windows of a context, in pieces; by default 128, or a third of a shorter sequence.
         softmax_over: See `best_spans`.
         align_to_words: Extend an answer to whole words of the tokenizer, as the pipeline of transformers 4 did. Disable it
             for a SentencePiece tokenizer in a script without spaces, in which a word may be a whole sentence.
@@ -174,7 +174,7 @@ class SpanAligner(Aligner):
         max_question_length: Count | None = None,
         max_answer_length: Count = 15,
         max_length: Length = 384,
-        stride: CountOr0 = 128,
+        stride: CountOr0 | None = None,
         softmax_over: Literal["sequence", "context"] = "sequence",
         align_to_words: bool = True,
         batch_size: Count = 32,
@@ -194,6 +194,7 @@ class SpanAligner(Aligner):
         self.model: Any = model.to(device) if device else model
         self.tokenizer: Any = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length, max_positions(model) or max_length)
+        stride = min(128, self.max_length // 3) if stride is None else stride
         room = self.max_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
         self.max_question_length = room if max_question_length is None else max_question_length
         if not 0 < self.max_question_length <= room:
@@ -201,7 +202,7 @@ class SpanAligner(Aligner):
             raise ModelError(
                 f"A sequence of {self.max_length} pieces and windows that overlap by {stride} leave {max(room, 0)} pieces "
                 f"for a question, but {wanted}. Lower {'it or ' if max_question_length else ''}the stride, or raise "
-                "max_length."
+                "max_length, up to the number of positions of the model."
             )
         self.threshold = threshold
         self.force_bidirectional = force_bidirectional
@@ -214,6 +215,7 @@ class SpanAligner(Aligner):
     @torch.inference_mode()
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
         """Align sentence pairs; see `Aligner.align`."""
+        check_word_pairs(pairs)
         self.model.eval()
         alignments: list[Alignment] = []
         for start in range(0, len(pairs), _BLOCK):

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.aligners.base import Aligner, Alignment, WordPair, check_word_pairs
 from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError, UsageError
 from metaphrase.io.arguments import Range, checked
@@ -129,6 +129,7 @@ class StatisticalAligner(Aligner):
         models = [_CLASSES[chain[0]]() for _ in _DIRECTIONS]
         self.trained_pairs = self.skipped_pairs = 0
         for source, target in pairs:
+            check_word_pairs([(source, target)])
             if not self._fits(source, target):
                 self.skipped_pairs += 1
                 continue
@@ -162,6 +163,7 @@ class StatisticalAligner(Aligner):
         """
         if self._models is None:
             raise ValueError("This aligner is not trained: call `train`, or load one with `StatisticalAligner.load`.")
+        check_word_pairs(pairs)
         symmetrised = thot.SymmetrizedAligner(*self._models)
         symmetrised.heuristic = thot.SymmetrizationHeuristic.__members__[self.heuristic.upper().replace("-", "_")]
         fitting = [at for at, (source, target) in enumerate(pairs) if self._fits(source, target)]

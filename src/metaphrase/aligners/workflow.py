@@ -106,7 +106,7 @@ def _add_links(
 
 def _settings(options: AlignOptions) -> dict[str, Any]:
     """Everything that determines the links, besides the corpus."""
-    irrelevant = ("output", "save", "phrase_table", "summary", "files", "pharaoh")
+    irrelevant = ("output", "save", "phrase_table", "summary", "files", "pharaoh", "batch_size")
     settings: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in irrelevant}
     if options.load:
         files = sorted(Path(options.load).rglob("aligner.json"))

@@ -76,7 +76,7 @@ def configure(*, as_json: bool, quiet: bool) -> None:
     """
     _output.json, _output.quiet = as_json, quiet
     if not show_progress():
-        _hide_bars()
+        _hide_bars(_output.stack)
     if (stack := _output.stack) is None or not (as_json or quiet) or _output.stdout is not None:
         return  # nothing is redirected, or it was when the options were parsed before
     _output.stdout = sys.stdout
@@ -184,8 +184,12 @@ def is_quiet() -> bool:
     return _output.quiet
 
 
-def _hide_bars() -> None:
-    """Disable the progress bars of the imported libraries."""
+def _hide_bars(stack: ExitStack | None) -> None:
+    """Disable the progress bars of the libraries that are imported, and of those that the command imports."""
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        if stack is not None and name not in os.environ:
+            os.environ[name] = "1"
+            stack.callback(os.environ.pop, name, None)
     if (datasets := sys.modules.get("datasets")) is not None:
         datasets.disable_progress_bars()
     if (transformers := sys.modules.get("transformers.utils.logging")) is not None:

@@ -98,7 +98,7 @@ def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
 def effect_line(title: str, row: Mapping[str, Any], limit: float | None, verdict: str) -> str:
     """What training changed on data outside the training objective, as one line."""
     low, high = row["interval"]
-    line = "" if limit is None else f" against a red line of {-limit:g}"
+    line = "" if limit is None else f" against a red line of {0 - limit:g}"
     return (
         f"{title}: {row['before']:.1f} → {row['after']:.1f}, {row['difference']:+.2f} points "
         f"[{low:+.2f}, {high:+.2f}]{line}: {verdict}"

@@ -15,7 +15,10 @@ from torch.nn import functional as F
 from metaphrase.encoders.adapters import shared_copy
 from metaphrase.exceptions import NonFiniteError, UsageError
 from metaphrase.io.arguments import Count, checked
-from metaphrase.merging.projection import project_out
+from metaphrase.merging.projection import find_projection, project_out
+
+#: Length of the part of a direction that is left, below which it was removed before.
+_PARALLEL = 0.01
 
 
 @checked
@@ -61,8 +64,14 @@ def language_directions(embeddings: Mapping[str, Tensor], count: Count) -> tuple
 def without_directions(model: SentenceTransformer, direction_kh: Tensor) -> SentenceTransformer:
     """Return a view of a model whose embeddings have no component along some directions; it shares the weights.
 
-    See :func:`metaphrase.merging.projection.project_out`. The model itself does not change.
+    See :func:`metaphrase.merging.projection.project_out`. The model itself does not change. If it projects directions out
+    already, the new ones are made orthogonal to them.
     """
     model = shared_copy(model)
-    project_out(model, direction_kh)
+    if (removed := find_projection(model, len(model))) is not None:
+        direction_kh = direction_kh.double().cpu() - direction_kh.double().cpu() @ removed[1].T @ removed[1]
+        direction_kh = direction_kh[direction_kh.norm(dim=1) > _PARALLEL]
+        direction_kh = torch.linalg.qr(direction_kh.T).Q.T
+    if len(direction_kh):
+        project_out(model, direction_kh)
     return model.eval()

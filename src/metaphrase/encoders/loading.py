@@ -319,6 +319,15 @@ def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
     return name, Path(name)
 
 
+def repository_of(name: str) -> str:
+    """The name of a model on the Hub without its revision; other names are returned unchanged.
+
+    >>> repository_of("organisation/name@fd1525a"), repository_of("starter@wheel")
+    ('organisation/name', 'starter@wheel')
+    """
+    return split_revision(name)[0] if "/" in name else name
+
+
 def full_name(name: str) -> str:
     """The name of a model with its version: the source of the starter, or the version of an installed model."""
     if is_starter(name):

@@ -124,7 +124,7 @@ def changes_in_words(gain: str, point: Mapping[str, Any]) -> str:
     """The differences of a point of a curve, of the gain and the guards, with intervals, verdicts and limits."""
     return ", ".join(
         f"{name} {row['difference']:+z.1f} [{row['interval'][0]:+z.1f}, {row['interval'][1]:+z.1f}] {row['verdict']}"
-        + (f" (limit -{row['limit']:g})" if "limit" in row else "")
+        + (f" (limit {0 - row['limit']:g})" if "limit" in row else "")
         for name, row in {gain: point["gain"], **point["guards"]}.items()
     )
 

@@ -230,7 +230,10 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
         sure, possible = links.setdefault(number, (set(), set()))
         if i and j:
             possible.add((i - 1, j - 1))
-            if "P" not in fields[3:]:
+            letters = {field.upper() for field in fields[3:] if field.isalpha()}
+            if letters - {"S", "P"}:
+                raise DataError(f"The link {line[:80]!r} of {Path(gold).name} is neither sure (S) nor possible (P).")
+            if "P" not in letters:
                 sure.add((i - 1, j - 1))
     sources, targets = _numbered(source), _numbered(target)
     if missing := [number for number in links if number not in sources or number not in targets]:

@@ -200,15 +200,24 @@ def _name_of_token(token: str | None) -> str:
     return stored if get_token() else "an anonymous user"
 
 
+def _known_fault(message: str, hint: str) -> HubError | None:
+    """The error for a message of the client that names its own cause."""
+    if "xet-write-token" in message:
+        return HubConnectionError(
+            f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. {hint}"
+        )
+    if message.startswith("Invalid metadata in README.md"):
+        return HubError(f"The Hub refuses the metadata of the card. {message}. Correct README.md, and push again.")
+    return None
+
+
 def _translated(error: Exception, repo_id: str, access: str, hint: str, given: str | None) -> HubError:
     status, message, token = status_of(error), format_error(error), _name_of_token(given)
     causes = list(_causes(error))
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return HubConnectionError(f"The Hub could not be reached because HF_HUB_OFFLINE is set: unset it. {hint}")
-    if "xet-write-token" in message:
-        return HubConnectionError(
-            f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. {hint}"
-        )
+    if (known := _known_fault(message, hint)) is not None:
+        return known
     if any(type(cause).__name__ == "GatedRepoError" for cause in causes):
         return HubAccessError(
             f"{repo_id} is gated, and {token} has no access to it ({status}): request access on its page, "

@@ -26,7 +26,7 @@ from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import margin_score
 from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOptions
-from metaphrase.mining.output import histogram
+from metaphrase.mining.output import DECIMALS, histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, load_rows, make_shards, work_manifest
@@ -104,9 +104,9 @@ def filter_corpus(
         names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
         loaded = {name: getattr(options, name) for name in names}
         # As a list: the files are in the order of the embeddings.
-        known = {"inputs": [*inputs.items()], **loaded, "deep": options.negatives > 0}
+        known = {"inputs": [*inputs.items()], **loaded, "negatives": options.negatives > 0}
         manifest = work_manifest(model, search, known)
-        open_work_folder(work, manifest)
+        open_work_folder(work, manifest, locked=True)
         scored = _score_pairs(dataset, model, work, options, search, engine, begin, note)
         if scored is None:
             return None
@@ -116,11 +116,15 @@ def filter_corpus(
                 dataset = dataset.remove_columns("negatives")
             dataset = dataset.add_column("negatives", negatives.tolist(), feature=Value("string"))
         kept_n = np.argsort(-score_n, kind="stable")[: options.top]
-        kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
+        if options.threshold is not None:
+            kept_n = kept_n[score_n[kept_n].round(DECIMALS) >= options.threshold]
+        kept_n = np.sort(kept_n)
         if is_tsv(output):  # a format without numbers
-            dataset = dataset.add_column("score", [f"{score:.6f}" for score in score_n], feature=Value("string"))
+            dataset = dataset.add_column(
+                "score", [f"{score:.{DECIMALS}f}" for score in score_n], feature=Value("string")
+            )
         else:
-            dataset = dataset.add_column("score", score_n.round(6).tolist(), feature=Value("float64"))
+            dataset = dataset.add_column("score", score_n.round(DECIMALS).tolist(), feature=Value("float64"))
         write_corpus(dataset.select(kept_n), output)
         facts = {
             "output": output.name,

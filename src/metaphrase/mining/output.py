@@ -16,6 +16,8 @@ from metaphrase.mining.margins import Pairs
 
 #: Pairs that are written together.
 _CHUNK = 10_000
+#: Decimals of the scores in files, with which they are compared with a given threshold.
+DECIMALS = 6
 #: Quantiles of the scores, in percent, around which the sample shows pairs.
 _QUANTILES = (99, 95, 90, 75, 50, 25, 10)
 _SHOWN = 10
@@ -38,9 +40,9 @@ def write_scored_pairs(
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         for first in range(0, len(pairs.score_c), _CHUNK):
             chunk = pairs.take(slice(first, first + _CHUNK))
-            scores = [round(float(score), 6) for score in chunk.score_c]
+            scores = [round(float(score), DECIMALS) for score in chunk.score_c]
             columns = [
-                [f"{score:.6f}" for score in scores] if as_text else scores,
+                [f"{score:.{DECIMALS}f}" for score in scores] if as_text else scores,
                 [sources[at] for at in chunk.source_c.tolist()],
                 [targets[at] for at in chunk.target_c.tolist()],
                 *([language] * len(scores) for language in languages),

@@ -26,7 +26,7 @@ from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work
 from metaphrase.mining.copies import without_copies
 from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_threshold
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
-from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
+from metaphrase.mining.output import DECIMALS, draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
@@ -120,8 +120,12 @@ def mine_files(
         with made as folder:
             found, recalls = _load_found(folder, texts, search, note)
         scored = _score(found, texts, options)
-        threshold = _suggested(scored) if options.threshold == "auto" else options.threshold
-        kept = scored.pairs if threshold is None else scored.pairs.take(scored.pairs.score_c >= threshold)
+        score_c, threshold = scored.pairs.score_c, options.threshold
+        if threshold == "auto":
+            threshold = _suggested(scored)
+        elif threshold is not None:
+            score_c = score_c.round(DECIMALS)  # as they are written
+        kept = scored.pairs if threshold is None else scored.pairs.take(score_c >= threshold)
         kept = kept.take(slice(options.top))
         output, summary, sample, picture = options.outputs
         write_scored_pairs(kept, sources, targets, options.languages, output, work)
@@ -165,7 +169,7 @@ def _prepare_texts(
         for pin, (_, column) in zip(pins, inputs, strict=True)
     ]
     manifest = work_manifest(model, search, {"inputs": files})
-    open_work_folder(work, manifest)
+    open_work_folder(work, manifest, locked=True)
     with unchanged(pins):
         texts = {side: Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True)}
     described = {

@@ -66,8 +66,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         merge: How the weights were merged: `alpha`, the weight of what training changed (a list with one for each tuned model
             if they differ), `tuned`, names of the models, `base`, the name of what they were added to (default: the base
             model), and `chosen`, how alpha was chosen.
-        debias: How language identity was removed: number of `directions` and of `languages`, name of the `data`, and
-            `chosen`, how the number was chosen.
+        debias: How language identity was removed: number of `directions` and of `languages`, name of the `data`, `chosen`,
+            how the number was chosen, and `earlier`, the number of directions that the base model projects out.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
             pair were trained `toward` which of its embeddings, as in the term `anchor` of the recipe.
         source: What the card of the model that this one was made from records about it.
@@ -375,9 +375,10 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
     if "languages" not in debias:
         return f"a linear layer projects out {counted(debias['directions'], 'direction')}"
     chosen = f". {debias['chosen']}" if debias.get("chosen") else ""
+    earlier = f", in addition to {debias['earlier']} that the base model projects out" if debias.get("earlier") else ""
     return (
         f"a linear layer projects out the {counted(debias['directions'], 'direction')} in which the mean embeddings of "
-        f"{debias['languages']} languages differ most, estimated on {debias['data']}{chosen}"
+        f"{debias['languages']} languages differ most{earlier}, estimated on {debias['data']}{chosen}"
     )
 
 

@@ -22,7 +22,8 @@ from typing import Any, TypedDict, Unpack
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+import yaml
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token, metadata_load
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -112,6 +113,7 @@ def push(
         for name in {CARD, TRAINING_ARGS} & set(names):
             text = name_model(redact(_text(copy / name, Path(folder) / name)), repo_id, [folder, Path(folder).name])
             (copy / name).write_text(text, encoding="utf-8")
+        _check_metadata(copy / CARD, Path(folder) / CARD)
         if check:
             verify(copy, name=str(folder))
         return repository.commit(
@@ -179,6 +181,11 @@ def push_vector(
     """
     vector = TaskVector.load(path)
     base, added = split_vectors(vector.base_name or "")
+    if unpinned := [one for one in (base, *added) if "/" in one and "@" not in one]:
+        raise UsageError(
+            f"The base of the task vector is {unpinned[0]}, without a commit, so it may change. Make the vector with "
+            f'base_name="{unpinned[0]}@COMMIT", or with `metaphrase merge {unpinned[0]} TUNED --vector`.'
+        )
     if not all(map(_is_public, (base, *added))):
         raise UsageError(
             f"The base of the task vector is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load "
@@ -210,6 +217,17 @@ def _is_public(name: str) -> bool:
     """Whether a part of the name of a vector's base is the starter, a model on the Hub, or one in a package."""
     place, at, _ = name.partition("@")  # the stored name of a local folder has no path
     return is_starter(name) or (bool(at) and ("/" in place or place in (*RELEASED, *installed_models())))
+
+
+def _check_metadata(card: Path, original: Path) -> None:
+    """Refuse a card whose metadata the Hub could not read, before a repository is made."""
+    try:
+        if card.is_file():
+            metadata_load(card)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ModelFileError(
+            f"The metadata of {original} are not valid YAML: {error}. Correct them, and push again."
+        ) from error
 
 
 def _text(path: Path, original: Path | None = None) -> str:

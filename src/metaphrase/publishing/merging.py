@@ -436,7 +436,7 @@ def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_pro
     vector = TaskVector.between(
         base,
         tuned,
-        base_name=PLUS.join(map(_public_name, (part, *files))),
+        base_name=PLUS.join(map(_full_public_name, (part, *files))),
         alpha=ALPHA,
         recipe=None if split_vectors(name)[1] else stored_recipe(find_folder(name)[1]),
         license=" AND ".join(licenses) or None,
@@ -463,12 +463,12 @@ def _check_starter(base_name: str, name: str) -> None:
         )
 
 
-def _public_name(name: str) -> str:
+def _full_public_name(name: str) -> str:
     """The name of a model or file without its folder; with its source, version or commit if it is known."""
     if is_starter(name) or installed_model(name):
         return full_name(name)
     if is_local(name):
-        return Path(name).name
+        return public_name(name)
     found, folder = find_folder(name)
     return f"{found}@{folder.name}"
 

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     if is_starter(name):
         return ["mit"] if key == "license" else []
     metadata = card_metadata(name, repo_type=repo_type, revision=revision)
-    found = metadata.get(key)
+    found = _languages(metadata) if key == "language" else metadata.get(key)
     if found is None and repo_type == "model" and (file := _local_vector(name)) is not None:
         vector = TaskVector.load(file)
         return (
@@ -148,12 +149,22 @@ def as_list(value: Any) -> list[str]:
     return ["no" if one is False else str(one) for one in values if one is not None]
 
 
+def _languages(metadata: Mapping[str, Any]) -> list[str] | None:
+    """The languages of a card, with their scripts and regions if it states them; see `hub_languages`."""
+    if metadata.get("language") is None:
+        return None
+    tags = as_list(metadata.get("language_bcp47"))
+    found = ([tag for tag in tags if tag.split("-")[0] == code] or [code] for code in as_list(metadata["language"]))
+    return list(chain.from_iterable(found))
+
+
 def stated_in(card: str | None, key: str) -> list[str]:
     """Return what `stated` returns, from the texts of cards."""
     found = []
     for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
         with suppress(yaml.YAMLError, AttributeError):
-            found += as_list(yaml.safe_load(block).get(key))
+            metadata = yaml.safe_load(block)
+            found += as_list(_languages(metadata) if key == "language" else metadata.get(key))
     return list(dict.fromkeys(found))
 
 

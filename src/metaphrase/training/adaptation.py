@@ -29,7 +29,7 @@ from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.encoders.loading import load_encoder, model_folder
+from metaphrase.encoders.loading import load_encoder, model_folder, repository_of
 from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
 from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, AlphaCurve
@@ -334,7 +334,7 @@ class Adaptation:
         """Train and measure in a folder that no other process writes to."""
         parts = sorted(splits.items())
         asked = {
-            "model": self.config.model,
+            "model": repository_of(self.config.model),
             "languages": sorted(splits),
             "recipe": recipe_content(self.config),
             "minutes": self.config.minutes,
@@ -508,7 +508,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
         raise CheckpointError(
             f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or was damaged. {hint}"
         )
-    plan, before = Plan(**left["plan"]), left["asked"]
+    plan, before = Plan(**left["plan"]), left["asked"] | {"model": repository_of(left["asked"]["model"])}
     if changed := differences(before, now):
         raise CheckpointError(
             f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. Use the original options to "
@@ -592,7 +592,7 @@ def verdict_in_words(
     words |= {"tie": "was kept (a tie)", "worse": "is worse", "too few to tell": "has too few items to tell"}
     for name, row in (abilities or {}).items():
         low, high = row["interval"]
-        line = f", against a red line of {-row['limit']:g}" if "limit" in row else ""
+        line = f", against a red line of {0 - row['limit']:g}" if "limit" in row else ""
         lines.append(
             f"{name[:1].upper()}{name[1:]} within {counted(len(row['languages']), 'language')} {words[verdict_shown(row)]}: "
             f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."

@@ -38,6 +38,9 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "include_num_input_tokens_seen": "no",
     "router_mapping": {},
     "auto_find_batch_size": False,
+    "label_names": None,
+    "include_for_metrics": [],
+    "batch_eval_metrics": False,
 }
 
 #: Kinds of distributed training that divide the weights, as in the environment that `accelerate launch` sets.
@@ -135,14 +138,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             logger.warning("float16 requires a GPU: fp16 is disabled. On a CPU, use --bf16.")
             self.fp16 = False
         super().__post_init__()
-        if self.effective_batch_size is not None:
-            size, rest = divmod(self.effective_batch_size, self.world_size)
-            if rest or size < 1:
-                raise UsageError(
-                    f"effective_batch_size must be a multiple of the number of processes ({self.world_size}), but is "
-                    f"{self.effective_batch_size}."
-                )
-            self.per_device_train_batch_size = size
+        self.divide_batch()
         if self.use_liger_kernel and find_spec("liger_kernel") is None:
             raise MissingExtraError(
                 f"use_liger_kernel requires liger-kernel, which is not installed: {install_command('liger')}."
@@ -150,6 +146,18 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         # With a stream, rank 0 would otherwise read for all ranks and slice tensors without a batch axis (links, queues).
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
+
+    def divide_batch(self) -> None:
+        """Divide ``effective_batch_size``, if it is set, among the processes."""
+        if self.effective_batch_size is None:
+            return
+        size, rest = divmod(self.effective_batch_size, self.world_size)
+        if rest or size < 1:
+            raise UsageError(
+                f"effective_batch_size must be a multiple of the number of processes ({self.world_size}), but is "
+                f"{self.effective_batch_size}."
+            )
+        self.per_device_train_batch_size = size
 
 
 def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:

@@ -149,7 +149,7 @@ class ResumesRuns(AtomicCheckpoints):
         if not self._evaluation_pending:
             return
         self._evaluation_pending = False
-        metrics = self._evaluate(None, None, skip_scheduler=True)
+        metrics = self._evaluate(None, None)  # a schedule that reads the metrics takes its step as well
         if self._determine_best_metric(metrics=metrics, trial=None):
             self.state.best_model_checkpoint = str(self._written)
 
@@ -192,6 +192,8 @@ class ResumesRuns(AtomicCheckpoints):
         return self.alignment_loss
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if not self.args.should_save:  # transformers calls this method in every process
+            return
         model, folder = self.model, Path(output_dir or self.args.output_dir)
         try:
             self.model = shared_copy(model) if has_adapter(model) else model

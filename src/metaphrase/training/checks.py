@@ -74,7 +74,8 @@ def check_evaluation(config: RunConfig, dev: Collection[str]) -> None:
         "load_best_model_at_end": is_chosen,
         "metric_for_best_model": metric,
         "save_strategy best": saves_best,
-        "eval_strategy": config.eval_strategy != "no",
+        "eval_strategy": config.eval_strategy not in (None, "no"),
+        "eval_on_start": config.eval_on_start,
     }
     if not dev and any(needed.values()):
         name = next(name for name, given in needed.items() if given)

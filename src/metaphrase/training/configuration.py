@@ -188,6 +188,9 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
     logging_steps: Positive = option(10, "Steps between two log entries.")
     save_steps: Positive = option(500, "Steps between two checkpoints.")
     save_total_limit: CountOr0 | None = option(2, "Number of checkpoints to keep; 0 for all.")
+    eval_strategy: str | None = option(
+        None, "When to measure --dev: steps (every --eval_steps), epoch or no. Default: at every checkpoint."
+    )
     report_to: None | str | list[str] = option(  # noqa: RUF036 - the order that HfArgumentParser reads
         "tensorboard" if find_spec("tensorboard") else "none",
         "Trackers that log curves: tensorboard (if installed), none or another integration.",
@@ -224,16 +227,21 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         """The arguments of the trainer; building them sets up the device and joins the processes of ``torchrun``.
 
         Args:
-            evaluates: Whether dev data are measured while training, by default if there are any (``dev``): at every
-                checkpoint, unless ``eval_strategy`` is set.
+            evaluates: Whether there are dev data to measure while training; by default, if ``dev`` is set. They are
+                measured at every checkpoint, unless ``eval_strategy`` is set.
 
         Raises:
             UsageError: A value is invalid, or two values contradict each other.
         """
         names = [one.name for one in fields(AlignmentTrainingArguments) if one.init]
         values = {name: deepcopy(getattr(self, name)) for name in names}
-        if (bool(self.dev) if evaluates is None else evaluates) and values["eval_strategy"] == "no":
-            values |= {"eval_strategy": "steps", "eval_steps": self.eval_steps or self.save_steps}
+        if values["eval_strategy"] is None:
+            if not (bool(self.dev) if evaluates is None else evaluates):
+                values["eval_strategy"] = "no"
+            elif self.save_strategy == "epoch" and self.eval_steps is None:
+                values["eval_strategy"] = "epoch"
+            else:
+                values |= {"eval_strategy": "steps", "eval_steps": self.eval_steps or self.save_steps}
         return AlignmentTrainingArguments(**values)
 
     def command(self) -> list[str]:

@@ -185,10 +185,15 @@ def _verified_checkpoint(
             or not state.train_batch_size
         ):
             raise ValueError
-    if changed := differences(manifest["run"], facts()):
+    if changed := differences(manifest["run"], now := facts()):
         message = f"{folder} belongs to another run, which differs in: {', '.join(changed)}."
         if not args.allow_changes:
-            raise CheckpointError(f"{message} Restore the original settings, or pass --allow_changes.")
+            base, commit = (manifest["run"].get(name) for name in ("base_model", "base_model_revision"))
+            is_other = commit is not None and base == now["base_model"] and commit != now["base_model_revision"]
+            original = f"encoder with --model {base}@{commit}" if is_other else "settings"
+            raise CheckpointError(
+                f"{message} Restore the original {original}, or pass --allow_changes to `metaphrase train`."
+            )
         logger.warning("%s", message)
     before = manifest["versions"] | manifest["hardware"]
     if changed := differences(before, versions() | hardware()):

@@ -27,7 +27,14 @@ from metaphrase.checkpoints.saving import check_finite
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
-from metaphrase.encoders.loading import freeze_word_embeddings, full_name, load_encoder, model_folder
+from metaphrase.encoders.loading import (
+    freeze_word_embeddings,
+    full_name,
+    load_encoder,
+    model_folder,
+    origin_of,
+    split_revision,
+)
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.guards import GuardEvaluator
@@ -243,6 +250,8 @@ class TrainingRun:
             device="cpu" if self.config.use_cpu else None,
         )
         self.base = full_name(self.config.model)
+        if (origin := origin_of(self.encoder) or "").startswith(f"{split_revision(self.base)[0]}@"):
+            self.base = origin  # with the commit: the Hub's model may change
         check_finish(self.encoder, self.config)
 
     def load_test_sets(self) -> None:
@@ -375,7 +384,8 @@ class TrainingRun:
         """Build the trainer over corpus, loss and dev sets."""
         arguments, dataset = self.arguments, self.corpus.dataset
         if isinstance(dataset, IterableDataset):
-            dataset = dataset.shuffle(seed=arguments.seed, buffer_size=10_000)
+            seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
+            dataset = dataset.shuffle(seed=seed, buffer_size=10_000)
             arguments.batch_sampler = BatchSamplers.BATCH_SAMPLER
         else:
             logger.info("Corpus:\n%s", self.corpus.report)

@@ -29,6 +29,11 @@ def check_data(dataset: Any, name: str) -> None:
                 f"{type(part).__name__}. Pass the `dataset` of a corpus from `load_corpus`, or convert rows with "
                 "Dataset.from_list(rows)."
             )
+        if isinstance(dataset, Mapping) and isinstance(part, IterableDataset):
+            raise UsageError(
+                f"`{name}` is a dictionary that contains a stream, but only Datasets can be mixed. Combine streams with "
+                "datasets.interleave_datasets, or load the data without streaming."
+            )
         if isinstance(part, Dataset) and not len(part):
             raise UsageError(
                 f"`{name}` is or contains a data set without rows. Omit it, or check what was filtered out."

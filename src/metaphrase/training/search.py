@@ -12,6 +12,7 @@ from transformers import Trainer, set_seed
 from metaphrase.exceptions import UsageError
 from metaphrase.modeling.encoding import unwrap
 from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.training.arguments import check_arguments
 from metaphrase.training.loss import AlignmentLoss
 
 
@@ -38,9 +39,13 @@ class SearchesHyperparameters:
 
     def begin_trial(self, trial: Any) -> None:
         """Give the trainer the arguments, the encoder and the loss of a trial."""
+        batch = self.args.effective_batch_size
         self._hp_search_setup(trial)  # the parent class does this again, after it has built the model
+        if self.args.effective_batch_size != batch:
+            self.args.divide_batch()
         set_seed(self.args.seed)
         loss = self.build_trial(trial)
+        check_arguments(self.args, loss.objectives)
         self.model = loss.model.to(self.args.device)
         self.loss = loss.to(self.args.device)
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
