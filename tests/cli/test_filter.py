@@ -115,7 +115,9 @@ def test_a_threshold_that_is_read_from_a_file_keeps_its_pair(tiny_encoder_dir, b
         assert len(output.read_text(encoding="utf-8").splitlines()) == sum(score >= threshold for score in scores)
 
 
-def test_other_options_replace_work_of_which_no_part_is_finished(tiny_encoder_dir, bitext, tmp_path, monkeypatch, capsys):
+def test_other_options_replace_work_of_which_no_part_is_finished(
+    tiny_encoder_dir, bitext, tmp_path, monkeypatch, capsys
+):
     path, output = tmp_path / "pairs.tsv", tmp_path / "out.jsonl"
     lines = ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in bitext)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -617,3 +617,13 @@ def test_a_finished_run_makes_no_step_more(make_trainer, full_bitext, tmp_path, 
     assert again.state.global_step == 4
     what = f"a finished run is resumed{', streaming' if stream else ''}"
     fault("A4", what, tried=1, survived=digest(again) == digest(whole))
+
+
+def test_the_original_commit_is_named(make_trainer, trained, tiny_encoder, tmp_path):
+    _of_another_commit(tiny_encoder, tmp_path)
+    trainer = make_trainer("pinned", tiny_encoder=tiny_encoder)
+    trainer.train()
+    tiny_encoder.model_card_data.base_model_revision = "c" * 40
+    trainer = make_trainer("pinned", tiny_encoder=tiny_encoder)
+    with pytest.raises(CheckpointError, match=rf"Restore the original encoder with --model acme/tiny@{'b' * 40}, or"):
+        trainer.train(resume_from_checkpoint=True)

@@ -52,12 +52,14 @@ from metaphrase.merging import TaskVector
 from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import release_files, write_manifest
-from metaphrase.publishing.hub import push_corpus
+from metaphrase.publishing.hub import push_corpus, push_vector
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
+from metaphrase.training.run import TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import mostly_slow
 from tests.faults.children import Child
@@ -124,6 +126,30 @@ class TestPush:
         entry = repository(online).resolve("main").tree["README.md"]
         assert 'SentenceTransformer("acme/tiny")' in online.blobs[entry.blob].decode()
         assert "acme/tiny" not in (released / "README.md").read_text()
+
+    def test_a_card_that_is_not_yaml_is_refused_before_a_repository_is_made(self, online, released):
+        (released / "README.md").write_text("---\nlicense: mit\n  x: [\n---\n# Mine\n", encoding="utf-8")
+        with pytest.raises(
+            ModelFileError, match=r"The metadata of .*README.md are not valid YAML: .*line 2, column 4"
+        ):
+            push(released, "acme/tiny")
+        assert not online.repositories
+
+    def test_a_run_remembers_the_commit_of_its_encoder(self, online, released, tmp_path):
+        sha = push(released, "acme/tiny").rpartition("/")[2]
+        for name in ("acme/tiny", f"acme/tiny@{sha}", str(released)):
+            config = RunConfig(
+                recipe="tr", model=name, corpus=["a.tsv"], output_dir=str(tmp_path / "run"), use_cpu=True
+            )
+            run = TrainingRun(config)
+            run.load_encoder()
+            assert run.base == (name if name == str(released) else f"acme/tiny@{sha}")
+
+    def test_a_vector_of_a_base_without_a_commit_is_refused(self, online, released, other, tmp_path):
+        push(released, "acme/tiny")
+        vector = TaskVector.between(load_encoder(released), load_encoder(other), base_name="acme/tiny")
+        with pytest.raises(UsageError, match=r'is acme/tiny, without a commit, .* base_name="acme/tiny@COMMIT"'):
+            push_vector(vector.save(tmp_path / "v.safetensors"), "acme/vector")
 
     def test_again_without_changes_makes_no_commit(self, online, released):
         first = push(released, "acme/tiny")

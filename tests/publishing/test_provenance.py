@@ -5,7 +5,7 @@ from huggingface_hub import constants
 
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated
+from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated, stated_in
 from metaphrase.training.card_facts import fill_card
 from metaphrase.training.recipe import Recipe
 from tests.hub_server import reach, serve_hub
@@ -145,3 +145,11 @@ def test_what_is_known_of_a_file():
         "license": "mit",
     }
     assert provenance(file | {"path": str(DEMO / "sw-en.train.tsv.gz")}) == PACKAGED
+
+
+def test_languages_keep_their_scripts(tmp_path):
+    card = tmp_path / "README.md"
+    card.write_text("---\nlanguage: [zh, no, sw]\nlanguage_bcp47: [zh-Hant]\n---\n", encoding="utf-8")
+    (tmp_path / "modules.json").write_text("[]")
+    assert stated(str(tmp_path), "language") == ["zh-Hant", "no", "sw"]
+    assert stated_in(card.read_text(encoding="utf-8"), "language") == ["zh-Hant", "no", "sw"]

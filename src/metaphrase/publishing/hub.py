@@ -225,8 +225,9 @@ def _check_metadata(card: Path, original: Path) -> None:
         if card.is_file():
             metadata_load(card)
     except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
         raise ModelFileError(
-            f"The metadata of {original} are not valid YAML: {error}. Correct them, and push again."
+            f"The metadata of {original} are not valid YAML: {reason}. Correct them, and push again."
         ) from error
 
 
