@@ -109,7 +109,7 @@ TEXT = """\
 A cross-lingual sentence encoder for retrieval of translations, and for search in a pool of many languages. It maps sentences
 to vectors of {dimensions} dimensions, in which sentences are close to their translations. It is
 [multilingual-e5-small](https://huggingface.co/{base}), tuned with [metaphrase](https://github.com/metaphrase/metaphrase) on
-{pairs:,} sentence pairs of {count} with English ({languages}). The tables show gains and losses.
+{pairs:,} pairs of English sentences and their translations into {count} ({languages}). The tables show gains and losses.
 
 - **Recipe:** {recipe}{merged}{debiased}{chosen}
 - **Package:** the difference from multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.

@@ -157,7 +157,8 @@ def _summary(found: Mapping[str, Difference], steps: int) -> str:
     """How many scores are better and worse, as a sentence."""
     better, worse = (sum(one.verdict == word for one in found.values()) for word in ("better", "worse"))
     return (
-        f"After {steps} steps, it is better than the starter in {better} and worse in {worse} of {len(found)} scores."
+        f"After {steps} steps, it is better than the starter on {better} of {len(found)} scores, and worse on "
+        f"{worse or 'none'}."
     )
 
 

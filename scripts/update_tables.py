@@ -284,7 +284,7 @@ def suites_table(content: dict[str, Any]) -> str:
     lines += [
         *footnotes(lines),
         "",
-        f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and {suites}, "
+        f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter@wheel --data …` and {suites}, "
         f"{setting_words(content)}. Differences compare means over languages (of both directions, if measured), with 95 % "
         "paired bootstrap intervals.",
         *(f"Not measured: {name}, because its data could not be loaded." for name in content["skipped"]),

@@ -308,7 +308,7 @@ def test_the_choice_of_alpha_is_shown(finished, data, quick, capsys):
 def test_more_languages_than_the_word_map_has_are_refused(tmp_path, capsys):
     """The rest would be missing from the report without a word."""
     assert main(["report", str(tmp_path), "--languages", "de,fr,nl,sw,te"]) == 2
-    assert "the word map and the alignments, which are at most four" in capsys.readouterr().err
+    assert "at most four languages, which the word map and the alignments show" in capsys.readouterr().err
 
 
 def test_a_report_takes_the_place_of_a_damaged_one_in_a_comparison(quick, finished, data):

@@ -62,7 +62,7 @@ def test_a_card_shows_gains_and_losses(script, results, tmp_path):
         "| AER en–fr ↓ | 8.0 | 9.0 | +1.0 [+1.0, +1.0] | 3 | worse |",
     ):
         assert row in card.text.replace("\\", "")
-    assert "better than the starter in 1 and worse in 2 of 3 scores" in card.text
+    assert "better than the starter on 1 of 3 scores, and worse on 2." in card.text
     assert "--only dap --seeds 0 1 2" in card.text
     assert "@inproceedings" in card.text
 

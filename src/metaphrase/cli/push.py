@@ -97,7 +97,10 @@ def _check(options: PushOptions, *, is_vector: bool, is_corpus: bool) -> None:
     if options.bits and (is_vector or not options.vector):
         raise UsageError("--bits applies to --vector, which writes the task vector of a run. Omit it.")
     if not is_corpus and options.license:
-        raise UsageError("--license applies to corpora only; a release has the licence of its base model. Omit it.")
+        raise UsageError(
+            "--license applies to corpora only. The licence of a release is that of its base, or of `metaphrase train "
+            "--license`. Omit it."
+        )
 
 
 def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str:

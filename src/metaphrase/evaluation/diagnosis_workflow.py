@@ -18,7 +18,7 @@ from metaphrase.encoders.loading import encoder_files, load_encoder, pooling_of
 from metaphrase.evaluation.diagnosis import FIT, SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Range, Seed, checked
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import ENCODER, option
 from metaphrase.io.environment import versions
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
@@ -34,7 +34,7 @@ class DiagnoseOptions:
     )
     model: str | None = option(
         None,
-        "Encoder: a folder, a Hub id, or 'starter'. May be the first argument. Default: check only the corpus.",
+        f"Encoder: {ENCODER}. May be the first argument. Default: check only the corpus.",
         first=True,
     )
     languages: list[str] = option([], "Languages to load from the corpus.")

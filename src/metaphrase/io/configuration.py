@@ -65,6 +65,10 @@ class _Loader(yaml.SafeLoader):
         return text
 
 
+#: Names of an encoder that every command accepts, for help texts.
+ENCODER = "'starter', a folder, a Hub id, an installed model, or 'BASE + VECTOR.safetensors'"
+
+
 def _invalid(node: Any, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 

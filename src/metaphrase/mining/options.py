@@ -16,7 +16,7 @@ from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import Count, CountOr0, Finite, Length, checked
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import ENCODER, option
 from metaphrase.io.environment import install_command
 from metaphrase.io.outputs import check_files
 
@@ -36,7 +36,7 @@ SHARD = 8192
 class SearchOptions:
     """The encoder, and how neighbours are searched."""
 
-    model: str = option("starter", "Encoder: a folder, a Hub id, or 'starter'.")
+    model: str = option("starter", f"Encoder: {ENCODER}.")
     prompt: str = option(
         "auto", "Text before each sentence. auto: the query prompt that the model stores; none: no prompt."
     )

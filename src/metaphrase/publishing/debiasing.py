@@ -23,7 +23,7 @@ from metaphrase.evaluation.guards import Guard, chance_in_words, changes_in_word
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, Range, checked
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import ENCODER, option
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
@@ -50,7 +50,7 @@ RULE = (
 class DebiasOptions:
     """The model, the number of directions, and the texts that they are estimated on."""
 
-    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.", first=True)
+    model: str = option(help=f"Encoder: {ENCODER}. May be the first argument.", first=True)
     output_dir: str = option(help="New folder for the result.", aliases=["-o"])
     directions: Count | Literal["auto"] = option(
         DIRECTIONS,

@@ -34,7 +34,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import ENCODER, option
 from metaphrase.io.counts import counted
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
@@ -63,7 +63,7 @@ _INHERITED = ("language", *LICENSE_KEYS, "base_model")
 class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
 
-    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.", first=True)
+    model: str = option(help=f"Encoder: {ENCODER}. May be the first argument.", first=True)
     output_dir: str = option(help="New folder for the result.", aliases=["-o"])
     languages: list[str] = option(
         [],

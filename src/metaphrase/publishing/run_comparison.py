@@ -102,7 +102,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
         if base is None or run.configuration != base.configuration:
             groups.setdefault(run.configuration, []).append(run)
     if not groups:
-        raise UsageError("All runs have the configuration of the baseline. Pass runs of another.")
+        raise UsageError("All runs have the configuration of the baseline. Pass runs of another configuration.")
     recipes = [str(group[0].facts["recipe"]["name"]) for group in groups.values()]
     rows = []
     for recipe, group in zip(recipes, groups.values(), strict=True):

@@ -130,7 +130,7 @@ def report_run(
         CheckpointError: The output folder is not writable.
     """
     if len(options.languages or ()) > _MAPPED:
-        raise UsageError("--languages names the languages of the word map and the alignments, which are at most four.")
+        raise UsageError("--languages takes at most four languages, which the word map and the alignments show.")
     started = time.perf_counter()
     folder = Path(options.run)
     facts, trained, earlier, curve = _read_run(folder)

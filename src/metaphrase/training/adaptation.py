@@ -36,7 +36,7 @@ from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
-from metaphrase.io.configuration import option, split_list
+from metaphrase.io.configuration import ENCODER, option, split_list
 from metaphrase.io.counts import counted
 from metaphrase.io.files import PACKAGED_DATA, as_json, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
@@ -77,7 +77,7 @@ class AdaptationConfig:
     languages: list[str] = option(help="Languages to adapt to: the languages of your bitext, besides English.")
     source_column: str | None = option(None, SOURCE_COLUMN)
     target_column: str | None = option(None, TARGET_COLUMN)
-    model: str = option("starter", "Encoder to adapt: 'starter', a Hub id or a folder (default: starter).")
+    model: str = option("starter", f"Encoder to adapt: {ENCODER} (default: starter).")
     output_dir: str | None = option(None, "Folder of the release, its report and its data (default: runs/adapt-XX).")
     recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")
     minutes: Annotated[float, Range(above=0, most=1_000_000)] = option(

@@ -36,7 +36,7 @@ from metaphrase.io.arguments import (
     checked,
     hints_of,
 )
-from metaphrase.io.configuration import default_of, did_you_mean, option
+from metaphrase.io.configuration import ENCODER, default_of, did_you_mean, option
 from metaphrase.io.redaction import without_tokens
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
@@ -69,7 +69,7 @@ STRUCTURE_LIMIT = (
 class RunOptions:
     """The encoder, its training data and its evaluation data."""
 
-    model: str = option("starter", "Encoder to train: 'starter', a Hub id or a folder (default: starter).")
+    model: str = option("starter", f"Encoder to train: {ENCODER} (default: starter).")
     recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")
     corpus: list[str] = option(
         [], "Bitext to train on: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."
@@ -90,8 +90,8 @@ class RunOptions:
     retention: list[str] = option(
         [],
         "Folders of test sets in languages that are not trained on, measured before and after training; 'none' skips "
-        "this measurement. Default, with --test: without --languages the other languages of the test sets, or else the "
-        "packaged Universal Declaration of Human Rights in 94 languages (6,000 pairs).",
+        "this measurement. Default with --test: the languages of the test sets that are not trained on, or, if there are "
+        "none (as with --languages), the packaged Universal Declaration of Human Rights in 94 languages (6,000 pairs).",
     )
     retention_languages: list[str] = option(
         [], "Languages of the retention sets that are measured. If omitted, or 'all': all languages."

@@ -317,7 +317,8 @@ def make_plan(
     reasons.append(f"at most {counted(steps, 'step')}: {which}")
     evaluate = -(-steps // EVALUATIONS)  # rounded up, as the last step is measured too
     reasons.append(
-        f"the dev set is measured every {evaluate} steps; training ends after {PATIENCE} without improvement"
+        f"the encoder is measured on the dev set every {evaluate} steps; training ends after {PATIENCE} measurements "
+        "without improvement"
     )
     training, measuring = steps * seconds_per_step / 60, measuring_seconds / 60
     reasons.append(

@@ -27,7 +27,7 @@ from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_sa
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, PoolingMode, checked
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import ENCODER, option
 from metaphrase.io.digests import PinnedFile, files_sha256, unchanged
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
@@ -66,9 +66,7 @@ _NEW_TEXTS = {"mteb": 0.0, "xsim++": 0.1}
 class EvaluateOptions(Settings):
     """The encoder to measure, the data, and the settings."""
 
-    model: str = option(
-        help="Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument.", first=True
-    )
+    model: str = option(help=f"Encoder to measure: {ENCODER}. May be the first argument.", first=True)
     also: list[str] = option(
         [],
         "Further encoders, measured in the same way and compared with the same baseline, in one table. May follow the "
@@ -234,7 +232,7 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     ``baseline``, in the same form, and ``comparisons`` by name.
     """
     if options.also:
-        raise UsageError("Several encoders are measured by `evaluate_models`.")
+        raise UsageError("`evaluate` measures one encoder. Use `evaluate_models` for several.")
     (results,) = _evaluate(options, [options.model], note)
     for path in options.outputs:
         write_json(path, results)
