@@ -54,7 +54,7 @@ from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import read_json, write_json
 from metaphrase.modeling.languages import fold_languages
 from metaphrase.training.baseline import read_test_sets
-from metaphrase.training.checks import check, check_text
+from metaphrase.training.checks import check_config, check_text
 from metaphrase.training.configuration import RunConfig, RunOptions, configured_recipe
 from metaphrase.training.corpora import read_bitext
 from metaphrase.training.recipe import Recipe
@@ -291,7 +291,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         ValueError: An option is invalid, or the recipe cannot be trained with it.
         FileNotFoundError: The corpus, a test set or monolingual text does not exist.
     """
-    check(config)
+    check_config(config)
     recipe = configured_recipe(config)
     check_text(recipe, config)
     recipe.objectives(config.max_length)

@@ -17,7 +17,6 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
-from metaphrase.cli.push import write_vector_of_run
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import (
     encoder_files,
@@ -36,7 +35,7 @@ from metaphrase.merging.projection import find_projection
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.debiasing import SAMPLED_TEXTS, DebiasOptions, debias, parallel_texts, write_debiased
-from metaphrase.publishing.merging import MergeOptions, merge, vector_card
+from metaphrase.publishing.merging import MergeOptions, merge, vector_card, write_vector_of_run
 from metaphrase.publishing.provenance import stated
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe

@@ -2,9 +2,9 @@ import logging
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from metaphrase.modeling.functional import mean_pooled
-from metaphrase.objectives import sentence_alignment as module
 from metaphrase.objectives.sentence_alignment import sentence_alignment
 from tests.oracles import sentence_alignment_loop
 
@@ -109,7 +109,7 @@ def test_ranks_together_see_the_whole_batch(make_loss, encodings_of, bitext, can
     for rank, half in enumerate(halves):
         own = {id(half[side].tokens_blh): side for side in ("source", "target")}
         assert len(own) == 2
-        monkeypatch.setattr(module.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
 
         def gather(tensor_bh, rank=rank):
             side = "source" if torch.equal(tensor_bh, means["source"][4 * rank : 4 * rank + 4]) else "target"

@@ -21,6 +21,7 @@ from typing import Any
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError
+from metaphrase.io.counts import format_size
 from metaphrase.io.digests import file_facts, json_digest
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import follow_umask, read_json
@@ -302,15 +303,6 @@ def check_space(output: Path, weights: int, whole: int) -> None:
         raise CheckpointError(f"{message} Free some space, choose another output folder, or pass --save_strategy no.")
     if free < whole:
         logger.warning("%s The first checkpoint may not fit.", message)
-
-
-def format_size(count: int) -> str:
-    """Format a number of bytes for humans.
-
-    >>> format_size(1_234_567)
-    '1.2 MB'
-    """
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Collection[str]:

@@ -18,8 +18,9 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
-from metaphrase.checkpoints.folders import PARTIAL, check_space, format_size, last_good, publish, rotate, tidy
+from metaphrase.checkpoints.folders import PARTIAL, check_space, last_good, publish, rotate, tidy
 from metaphrase.exceptions import CheckpointError, NonFiniteError
+from metaphrase.io.counts import format_size
 from metaphrase.io.locks import exclusive
 
 

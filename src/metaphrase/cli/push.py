@@ -12,7 +12,6 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.configuration import option
-from metaphrase.io.files import read_json
 from metaphrase.io.redaction import without_tokens
 
 DESCRIPTION = (
@@ -60,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     vector = what.endswith(".safetensors") and Path(what).is_file()
     corpus = Path(what).is_file() and not vector
     _check(options, is_vector=vector, is_corpus=corpus)
-    from metaphrase.publishing import hub  # imported after the options are parsed: it takes seconds
+    from metaphrase.publishing import hub, merging  # imported after the options are parsed: it takes seconds
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
     if vector or options.vector:
@@ -69,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
             what, options.repo, vector_bits=None if vector else bits, check=options.check, **common
         )
         with TemporaryDirectory(prefix="metaphrase-") as place:
-            file = what if vector else write_vector_of_run(Path(what), Path(place), bits)
+            file = what if vector else merging.write_vector_of_run(Path(what), Path(place), bits)
             url = hub.push_vector(file, options.repo, check=options.check, command=command, **common)
     elif corpus:
         url = hub.push_corpus(what, options.repo, license=options.license, **common)
@@ -101,29 +100,3 @@ def _check(options: PushOptions, *, is_vector: bool, is_corpus: bool) -> None:
             "--license applies to corpora only. The licence of a release is that of its base, or of `metaphrase train "
             "--license`. Omit it."
         )
-
-
-def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str:
-    """Write the task vector of a run.
-
-    Raises:
-        MissingFileError: The folder does not exist.
-        UsageError: The folder does not say which encoder the run started from.
-    """
-    from metaphrase.publishing.merging import MergeOptions, merge
-
-    if not run.is_dir():
-        raise MissingFileError(f"{run} does not exist. Name the folder of a run.")
-    try:
-        facts = read_json(run / "run.json")
-    except (OSError, ValueError):
-        facts = None
-    base = facts.get("base") if isinstance(facts, dict) else None
-    if not isinstance(base, str):
-        raise UsageError(
-            f"{run} has no readable run.json, which names the encoder before training. Write the vector with `metaphrase "
-            "merge BASE TUNED --vector FILE.safetensors --alpha 1`, and push the file."
-        )
-    file = str(folder / "task_vector.safetensors")
-    merge(MergeOptions([base, str(run)], alpha=1.0, vector=file, bits=bits), without_prompts=True)
-    return file

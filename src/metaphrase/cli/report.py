@@ -12,10 +12,8 @@ from rich.text import Text
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
-from metaphrase.cli.tables import effect_line
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.cli.tables import effect_lines
 from metaphrase.io.configuration import split_list
-from metaphrase.io.counts import counted
 from metaphrase.publishing.report import render_table
 from metaphrase.publishing.run_report import ReportOptions, report_run
 
@@ -46,11 +44,6 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
     for name, after in report["after"].items():
         yield Text(name, style="bold")
         yield render_table(after, (report["before"] or {}).get(name), report["comparisons"].get(name))
-    for name, one in report["analysis"]["retention"].items():
-        title = f"{name}, {counted(len(one['languages']), 'language')} not trained on"
-        yield effect_line(title, one["pooled"], one["limit"], one["verdict"])
-    for name, one in report["analysis"]["abilities"].items():
-        title = f"Other abilities, {name}, {counted(len(one['languages']), 'language')}"
-        yield effect_line(title, one, one.get("limit"), verdict_shown(one))
+    yield from effect_lines(report["analysis"]["retention"], report["analysis"]["abilities"])
     if verdict := report["analysis"]["verdict"]:
         yield Text(verdict)

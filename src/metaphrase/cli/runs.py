@@ -10,10 +10,8 @@ from rich.syntax import Syntax
 
 from metaphrase.cli.options import Parser, parse
 from metaphrase.cli.output import emit, is_quiet, notes
-from metaphrase.cli.tables import effect_line
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.cli.tables import effect_lines
 from metaphrase.exceptions import MetaphraseError
-from metaphrase.io.counts import counted
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
 from metaphrase.training.configuration import REPLACED, RunConfig, recipe_settings, refuse_token
@@ -123,12 +121,7 @@ def execute_and_print(run: TrainingRun) -> None:
 def summary(result: RunResult) -> Iterator[RenderableType]:
     """Format a result for the console: tables before and after, retention, paths, and how to load the release."""
     yield from comparison_tables(result)
-    for name, one in result.retention.items():
-        title = f"{name}, {counted(len(one['languages']), 'language')} not trained on"
-        yield "\n" + effect_line(title, one["pooled"], one["limit"], one["verdict"])
-    for name, one in result.abilities.items():
-        title = f"Other abilities, {name}, {counted(len(one['languages']), 'language')}"
-        yield "\n" + effect_line(title, one, one.get("limit"), verdict_shown(one))
+    yield from ("\n" + line for line in effect_lines(result.retention, result.abilities))
     if result.curve is not None:
         yield f"\n{result.curve}"
     if chosen := result.facts.get("debias", {}).get("chosen"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,7 @@ from metaphrase.corpus.checks import Finding
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.suites.running import Evaluations
+from metaphrase.io.counts import counted
 from metaphrase.io.tables import titled_table
 
 #: Styles of findings, by severity.
@@ -95,7 +96,17 @@ def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
     return table
 
 
-def effect_line(title: str, row: Mapping[str, Any], limit: float | None, verdict: str) -> str:
+def effect_lines(retention: Mapping[str, Any], abilities: Mapping[str, Any]) -> Iterator[str]:
+    """What training changed in other languages and abilities, one line for each test set or guard."""
+    for name, one in retention.items():
+        title = f"{name}, {counted(len(one['languages']), 'language')} not trained on"
+        yield _effect_line(title, one["pooled"], one["limit"], one["verdict"])
+    for name, one in abilities.items():
+        title = f"Other abilities, {name}, {counted(len(one['languages']), 'language')}"
+        yield _effect_line(title, one, one.get("limit"), verdict_shown(one))
+
+
+def _effect_line(title: str, row: Mapping[str, Any], limit: float | None, verdict: str) -> str:
     """What training changed on data outside the training objective, as one line."""
     low, high = row["interval"]
     line = "" if limit is None else f" against a red line of {0 - limit:g}"

@@ -24,3 +24,12 @@ def first_names(names: Sequence[str]) -> str:
     """
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def format_size(count: int) -> str:
+    """Format a number of bytes for humans.
+
+    >>> format_size(1_234_567)
+    '1.2 MB'
+    """
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -9,8 +9,8 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.checkpoints.folders import format_size
 from metaphrase.exceptions import StorageError
+from metaphrase.io.counts import format_size
 from metaphrase.mining.options import SearchOptions
 from metaphrase.mining.search import search_bytes
 

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -93,6 +94,10 @@ class Objective(nn.Module, ABC):
     def gathered(self, tensor: Tensor) -> Tensor:
         """The rows of all processes, with gradient, if the objective has the option ``gather``."""
         return gather_with_gradient(tensor) if self.gather else tensor
+
+    def offset(self, batch: int, pool: int) -> int:
+        """Position of this process's first row in a pool of :meth:`gathered` rows."""
+        return dist.get_rank() * batch if pool > batch else 0
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the head for an encoder of this configuration, before :meth:`fill_head` initialises it.

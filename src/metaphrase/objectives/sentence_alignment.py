@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -104,7 +103,7 @@ class SentenceAlignment(Objective):
         """Compute the ranking loss."""
         source_bh, target_bh = (self._embed(encodings[side]) for side in ("source", "target"))
         pool_ph = self.gathered(target_bh)
-        offset = dist.get_rank() * len(source_bh) if len(pool_ph) > len(source_bh) else 0
+        offset = self.offset(len(source_bh), len(pool_ph))
         candidates_ph = self.gathered(source_bh) if self.candidates == "both" else None
         return sentence_alignment(source_bh, pool_ph, candidates_ph=candidates_ph, offset=offset)
 

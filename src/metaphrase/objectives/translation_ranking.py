@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -198,8 +197,7 @@ class TranslationRanking(Objective):
         """Compute the ranking loss."""
         rows = {side: self._project(encodings[side].sentence_bh) for side in ("source", "target")}
         pools = {side: self.gathered(row_bh) for side, row_bh in rows.items()}
-        batch, pool = len(rows["source"]), len(pools["source"])
-        offset = dist.get_rank() * batch if pool > batch else 0
+        offset = self.offset(len(rows["source"]), len(pools["source"]))
         soft_bb = self._soft_targets(encodings) if self.targets == "soft" else None
         directions = ("source_to_target", "target_to_source") if self.direction == "symmetric" else (self.direction,)
         losses = []

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.text import one_line
 from metaphrase.encoders.debiasing import language_directions
-from metaphrase.encoders.folders import is_local, public_name
+from metaphrase.encoders.folders import VECTOR_FILE, is_local, public_name
 from metaphrase.encoders.installed import installed_model, installed_models
 from metaphrase.encoders.loading import (
     PLUS,
@@ -461,6 +461,27 @@ def _check_starter(base_name: str, name: str) -> None:
         raise UsageError(
             f"{name} was tuned from {start}, but the base is {full_name(base_name)}. Name {start} as the base."
         )
+
+
+def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str:
+    """Write the task vector of a run to a folder.
+
+    Raises:
+        UsageError: The folder does not say which encoder the run started from.
+    """
+    try:
+        facts = read_json(run / "run.json")
+    except (OSError, ValueError):
+        facts = None
+    base = facts.get("base") if isinstance(facts, dict) else None
+    if not isinstance(base, str):
+        raise UsageError(
+            f"{run} has no readable run.json, which names the encoder before training. Write the vector with `metaphrase "
+            "merge BASE TUNED --vector FILE.safetensors --alpha 1`, and push the file."
+        )
+    file = str(folder / VECTOR_FILE)
+    merge(MergeOptions([base, str(run)], alpha=1.0, vector=file, bits=bits), without_prompts=True)
+    return file
 
 
 def _full_public_name(name: str) -> str:

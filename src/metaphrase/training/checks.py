@@ -20,7 +20,9 @@ from metaphrase.training.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 
-def check(config: RunConfig, *, dev: Collection[str] | None = None, tests: Collection[str] | None = None) -> None:
+def check_config(
+    config: RunConfig, *, dev: Collection[str] | None = None, tests: Collection[str] | None = None
+) -> None:
     """Refuse a configuration whose options are missing or unknown; ``dev`` and ``tests`` replace its own."""
     if not config.corpus:
         raise UsageError("Training needs a bitext: pass --corpus (a file, a folder or hf:org/name).")

@@ -65,7 +65,7 @@ from metaphrase.training.baseline import (
 )
 from metaphrase.training.callbacks import log_readably
 from metaphrase.training.card_facts import TRANSFORMS, fill_card
-from metaphrase.training.checks import check, check_evaluation, check_language_embedding, check_text
+from metaphrase.training.checks import check_config, check_evaluation, check_language_embedding, check_text
 from metaphrase.training.configuration import RunConfig, configured_recipe
 from metaphrase.training.corpora import (
     leakage,
@@ -220,7 +220,7 @@ class TrainingRun:
 
     def check(self) -> None:
         """Refuse a configuration that cannot succeed, before anything is loaded."""
-        check(
+        check_config(
             self.config,
             dev=self.config.dev or self.inputs.dev or (),
             tests=self.config.test or self.inputs.tests or (),
