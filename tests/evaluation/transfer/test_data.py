@@ -7,6 +7,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from metaphrase.corpus.code_switching import NLI, PARAPHRASES
 from metaphrase.evaluation.transfer import data
 from metaphrase.evaluation.transfer.data import (
+    NOWHERE,
     QUESTIONS,
     digest,
     pairs_format,
@@ -58,7 +59,7 @@ def test_headers_identifiers_quotes_and_untranslated_rows(tmp_path):
     rows = ["id\tsentence1\tsentence2\tlabel", '1\t"quoted\tb\t1', "2\tNS\tb\t0", "3\ta\t \t0", "4\ta\tb\t0"]
     (tmp_path / "dev-de.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (german,) = read_languages(str(tmp_path), PAWSX, split="dev").values()
-    assert german["item"] == ["0", "3"]
+    assert german["item"] == ["1", "4"]
     assert german["sentence1"] == ['"quoted', "a"]
     assert german["label"] == [1, 0]
 
@@ -300,3 +301,28 @@ def test_files_with_another_content_are_named(tmp_path, name, form, content):
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=rf"{name}:? (is damaged, or is another kind of file|sentence 1 has no words)"):
         read_all(tmp_path, form)
+
+
+def test_questions_need_ids_of_their_own_and_answers_in_their_context(tmp_path, caplog):
+    def write(*questions):
+        found = [
+            {"id": id, "question": "?", "answers": [{"text": text, "answer_start": at}]} for id, text, at in questions
+        ]
+        article = {"paragraphs": [{"context": "the cat sat", "qas": found}]}
+        path = tmp_path / "test-en.json"
+        path.write_text(json.dumps({"data": [article]}), encoding="utf-8")
+        return path
+
+    rows = [("1", " cat ", 3), ("2", "cat", 8), ("3", "", 0), ("4", "cat", -7), ("5", "sat", 8)]
+    (read,) = read_languages(str(write(*rows)), QUESTIONS, split="test").values()
+    assert [one["text"] for one in read["answers"]] == [["cat"], ["cat"], [""], ["cat"], ["sat"]]
+    assert [one["answer_start"] for one in read["answers"]] == [[4], [NOWHERE], [NOWHERE], [NOWHERE], [8]]
+    assert "3 questions have an answer that is not at its place" in caplog.text
+    with pytest.raises(DataError, match="has two questions with the id '1'"):
+        read_languages(str(write(rows[0], rows[0])), QUESTIONS, split="test")
+
+
+def test_languages_have_scripts_and_regions(tmp_path):
+    for code in ("en", "zh-Hant", "pt-BR"):
+        (tmp_path / f"dev-{code}.tsv").write_text("one\ttwo\tneutral\n")
+    assert set(read_languages(str(tmp_path), XNLI, split="dev")) == {"en", "zh-Hant", "pt-BR"}

@@ -25,14 +25,16 @@ from metaphrase.evaluation.transfer.data import TransferData, pairs_format
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.planning import load_benchmark, plan, split_items
 from metaphrase.evaluation.transfer.running import (
+    SETTINGS,
     FineTuner,
     KeepChosen,
+    check_settings,
     choose,
     dev_history,
     last_checkpoint,
     results_table,
 )
-from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, predict
+from metaphrase.evaluation.transfer.tasks import EncoderSource, encoder_source, load_tokenizer, load_with_head, predict
 from metaphrase.exceptions import CheckpointError, DataError, NonFiniteError, UsageError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder
@@ -453,3 +455,48 @@ def test_other_data_are_not_taken_for_measured(options, nli, tmp_path):
 def test_options_of_the_trainer_that_do_not_apply_are_refused(tmp_path, option, advice):
     with pytest.raises(UsageError, match=advice):
         FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, **option)
+
+
+def test_items_without_an_english_one_stay_training_data():
+    sets = {
+        language: Dataset.from_dict(
+            {"item": [f"{prefix}{at}" for at in range(20)], "text": [str(at) for at in range(20)]}
+        )
+        for language, prefix in (("en", "a"), ("sw", "b"))
+    }
+    shares = {"dev": 0.2, "train": 1.0}
+    parts = split_items(sets, "text", shares, seed=1, others="train")
+    assert {part: {code: len(one) for code, one in of.items()} for part, of in parts.items()} == {
+        "dev": {"en": 4, "sw": 0},
+        "train": {"en": 16, "sw": 20},
+    }
+    with pytest.raises(DataError, match="The items of sw cannot be split: none has the identifier of an English item"):
+        split_items(sets, "text", {"test": 0.5, "train": 1.0}, seed=1)
+
+
+def test_settings_of_a_folder_without_results_may_change(options, tmp_path):
+    source = EncoderSource("tiny", tmp_path)
+    given = arguments(tmp_path / "out")
+    check_settings(tmp_path, "xnli", source, options, given, {})
+    changed = check_settings(tmp_path, "xnli", source, replace(options, max_length=7), given, {})
+    assert read_json(tmp_path / SETTINGS)["settings"]["max_length"] == changed["settings"]["max_length"] == 7
+    (tmp_path / "run" / "checkpoint-3").mkdir(parents=True)
+    with pytest.raises(UsageError, match="was started with max_length 7, not 9"):
+        check_settings(tmp_path, "xnli", source, replace(options, max_length=9), given, {})
+
+
+def test_a_digest_covers_shards_and_tokenizer(tmp_path):
+    source = EncoderSource("tiny", tmp_path)
+    assert source.sha256 is None
+    found = []
+    for name in (
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "tokenizer.json",
+        "config.json",
+    ):
+        (tmp_path / name).write_text(name)
+        found.append(source.sha256)
+        (tmp_path / "report.json").write_text(name)
+        assert source.sha256 == found[-1]
+    assert len(set(found)) == 4

@@ -18,7 +18,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -36,6 +36,8 @@ from metaphrase.io.work_folders import damage_in
 logger = logging.getLogger(__name__)
 
 ENGLISH = "en"
+#: Code of a language in the name of a file, with a script or a region if there is one.
+_CODE = "[a-z]{2,3}(?:-[A-Z][a-z]{3})?(?:-[A-Z]{2})?"
 
 #: Universal part-of-speech tags.
 _TAGS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
@@ -158,7 +160,7 @@ def _hub_rows(
     config = parsed.config
     configs: dict[str, str | None] = {ENGLISH: config}
     if config is not None and "{language}" in config:
-        template = re.compile(re.escape(config).replace(r"\{language\}", "(?P<language>[a-z]{2,3})", 1))
+        template = re.compile(re.escape(config).replace(r"\{language\}", rf"(?P<language>{_CODE})", 1))
         if languages is None:
             entries = get_dataset_config_names(parsed.path, revision=parsed.revision)
             languages = [match["language"] for match in map(template.fullmatch, entries) if match]
@@ -197,7 +199,7 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
     if "contradiction" in classes:  # the machine-translated training sets have another name
         classes["contradictory"] = classes["contradiction"]
 
-    def row_of(item: int, first: str, second: str, label: str) -> Row | None:
+    def row_of(item: int | str, first: str, second: str, label: str) -> Row | None:
         if first.strip() in _UNTRANSLATED or second.strip() in _UNTRANSLATED:
             return None
         return {"item": str(item), columns.first: first, columns.second: second, "label": classes[label]}
@@ -208,14 +210,15 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
             for number, line in enumerate(lines):
                 fields = line.rstrip("\r\n").split("\t")
                 if number == 0 and fields[-1] in ("label", "gold_label"):
-                    header = 1  # items have the same numbers as in files without a header
+                    header = 1  # items without identifiers have the same numbers as in files without a header
                     continue
                 if len(fields) not in (3, 4) or fields[-1].strip() not in classes:
                     raise DataError(
                         f"{path}:{number + 1}: a line must have two sentences and one of {', '.join(labels)}, separated by "
                         f"tabs, but is {line.rstrip()[:80]!r}."
                     )
-                if (row := row_of(number - header, fields[-3], fields[-2], fields[-1].strip())) is None:
+                item = fields[0] if len(fields) == 4 else number - header
+                if (row := row_of(item, fields[-3], fields[-2], fields[-1].strip())) is None:
                     dropped += 1
                 else:
                     yield row
@@ -224,8 +227,8 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
 
     return Format(
         names=(
-            re.compile(r"(?P<split>train|dev|test)-(?P<language>[a-z]{2,3})\.tsv"),
-            re.compile(r"multinli\.(?P<split>train)\.(?P<language>[a-z]{2,3})\.tsv"),
+            re.compile(rf"(?P<split>train|dev|test)-(?P<language>{_CODE})\.tsv"),
+            re.compile(rf"multinli\.(?P<split>train)\.(?P<language>{_CODE})\.tsv"),
         ),
         read=read,
         adapt=lambda number, row: row_of(number, row[columns.first], row[columns.second], str(row["label"])),
@@ -244,26 +247,52 @@ def _read_questions(path: Path, language: str) -> Iterator[Row]:
             raise DataError(f"{path} is not in SQuAD's JSON format: {error}.") from error
     if not isinstance(content, dict) or "data" not in content:
         raise DataError(f"{path} is not in SQuAD's JSON format: the key 'data' is missing.")
+    seen: set[str] = set()
+    misplaced = 0
     with damage_in(path):
         for paragraph in (paragraph for article in content["data"] for paragraph in article["paragraphs"]):
             for question in paragraph["qas"]:
+                if question["id"] in seen:
+                    raise DataError(
+                        f"{path} has two questions with the id {question['id']!r}. Give each an id of its own."
+                    )
+                seen.add(question["id"])
                 answers = {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")}
+                answers = _placed(answers, paragraph["context"])
+                misplaced += NOWHERE in answers["answer_start"]
                 row = {"item": question["id"], "question": question["question"], "context": paragraph["context"]}
                 yield row | {"answers": answers}
+    if misplaced:
+        logger.warning("%s: %d questions have an answer that is not at its place in the context.", path, misplaced)
 
+
+def _placed(answers: Mapping[str, Sequence[Any]], context: str) -> dict[str, list[Any]]:
+    """Answers without spaces around them, with their place in the context: `NOWHERE` if they are empty or not there."""
+    texts, starts = [], []
+    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+        at = start + len(text) - len(text.lstrip())
+        texts.append(text.strip())
+        is_there = bool(texts[-1]) and at >= 0 and context.startswith(texts[-1], at)
+        starts.append(at if is_there else NOWHERE)
+    return {"text": texts, "answer_start": starts}
+
+
+#: The place of an answer that is not in its context; no window is trained to contain it.
+NOWHERE = -1
 
 #: SQuAD's JSON: SQuAD itself, XQuAD, MLQA (context and question of one language: XLT) and XTREME's translations of SQuAD.
 QUESTIONS = Format(
     names=(
-        re.compile(r"(?P<split>train|dev|test)-(?P<language>[a-z]{2,3})\.json"),
-        re.compile(r"(?P<split>dev|test)-context-(?P<language>[a-z]{2,3})-question-(?P=language)\.json"),
-        re.compile(r"squad\.translate\.(?P<split>train)\.en-(?P<language>[a-z]{2,3})\.json"),
+        re.compile(rf"(?P<split>train|dev|test)-(?P<language>{_CODE})\.json"),
+        re.compile(rf"(?P<split>dev|test)-context-(?P<language>{_CODE})-question-(?P=language)\.json"),
+        re.compile(rf"squad\.translate\.(?P<split>train)\.en-(?P<language>{_CODE})\.json"),
         re.compile(r"(?P<split>train|dev)-v1\.1\.json"),
-        re.compile(r"xquad\.(?P<language>[a-z]{2,3})\.json"),
+        re.compile(rf"xquad\.(?P<language>{_CODE})\.json"),
     ),
     read=_read_questions,
     adapt=lambda number, row: (
-        {column: row[column] for column in ("question", "context", "answers")} | {"item": str(row.get("id", number))}
+        {"question": row["question"], "context": row["context"], "answers": _placed(row["answers"], row["context"])}
+        | {"item": str(row.get("id", number))}
     ),
     group="context",
 )

@@ -34,7 +34,9 @@ class FineTuningOptions:
         "Instead of --train, --dev and --test: one parallel data set (split: dev). Half of its items are for "
         "training, of which --dev_share select the checkpoint; the other half is measured in every language.",
     )
-    dev_share: BetweenZeroAndOne = option(0.1, "Share of the items held out as dev data if --dev is not given.")
+    dev_share: BetweenZeroAndOne = option(
+        0.1, "Share of all items held out as dev data if --dev is not given; with --halves, below 0.5."
+    )
     languages: list[str] | None = option(None, "Languages to measure, separated by spaces or commas. Default: all.")
     mode: Mode = option(
         "zero-shot",

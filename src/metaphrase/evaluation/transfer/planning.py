@@ -43,6 +43,8 @@ def load_benchmark(
         if options.train or options.dev or options.test:
             raise UsageError("--halves replaces --train, --dev and --test. Pass either --halves or the other three.")
         sets = read(options.halves, split="dev", languages=_with_english(languages))
+        if options.dev_share >= 0.5:
+            raise UsageError("With --halves, --dev_share is taken from the training half, so it must be below 0.5.")
         shares = {"test": 0.5, "dev": 0.0 if options.selection == "last" else options.dev_share, "train": 1.0}
         parts = split_items(sets, form.group, shares, seed=seed)
         chosen = {"train": trained, "dev": languages and chosen_by, "test": languages}
@@ -58,8 +60,10 @@ def load_benchmark(
             dev = read(options.dev, split="dev", languages=chosen_by)
         else:
             shares = {"dev": options.dev_share, "train": 1.0}
-            parts = split_items(train, form.group, shares, seed=seed)
+            parts = split_items(train, form.group, shares, seed=seed, others="train")
             train, dev = parts["train"], parts["dev"]
+    if not dev and options.selection != "last":
+        logger.warning("No dev items are left at --dev_share %g: the last checkpoint is measured.", options.dev_share)
     return TransferData(
         train={code: _head(data, options.limit_train) for code, data in train.items()},
         dev={code: _head(data, options.limit_test) for code, data in dev.items() if len(data)},
@@ -67,10 +71,16 @@ def load_benchmark(
     )
 
 
-def split_items(sets: Languages, group: str, shares: Mapping[str, float], *, seed: int) -> dict[str, Languages]:
+def split_items(
+    sets: Languages, group: str, shares: Mapping[str, float], *, seed: int, others: str | None = None
+) -> dict[str, Languages]:
     """Distribute the items over parts, which are filled one by one with random groups; the last receives the rest.
 
-    English items with the same premise or paragraph are a group. The translations of an item are in the same part.
+    English items with the same premise or paragraph are a group. The translations of an item are in the same part. Items
+    without an English one are in the part ``others``, or in none.
+
+    Raises:
+        DataError: No item of a language is in a part.
     """
     english = _english(sets, "items are split by their English texts")
     members: dict[str, list[str]] = {}
@@ -87,9 +97,15 @@ def split_items(sets: Languages, group: str, shares: Mapping[str, float], *, see
             bound += share
         part_of.update((item, part) for item in members[key])
         dealt += len(members[key])
+    for language, data in sets.items():
+        if others is None and len(data) and not any(item in part_of for item in data["item"]):
+            raise DataError(
+                f"The items of {language} cannot be split: none has the identifier of an English item. Pass --train and "
+                "--test instead of --halves."
+            )
     return {
         part: {
-            language: data.select([at for at, item in enumerate(data["item"]) if part_of.get(item) == part])
+            language: data.select([at for at, item in enumerate(data["item"]) if part_of.get(item, others) == part])
             for language, data in sets.items()
         }
         for part in shares
@@ -133,6 +149,8 @@ def _head(data: Dataset, limit: int | None) -> Dataset:
 def plan(benchmark: TransferData, mode: Mode, originals: PairedTexts | None) -> dict[str, Run]:
     """The training runs of a mode, by name."""
     tested = tuple(benchmark.test)
+    if empty := [language for language, data in benchmark.train.items() if not len(data)]:
+        raise DataError(f"No training items are left in {', '.join(empty)}. Lower --dev_share, or add data.")
     if mode == "zero-shot":
         return {ENGLISH: Run(benchmark.train[ENGLISH], tested)}
     if mode == "translate-train-all":

@@ -25,7 +25,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 from metaphrase.corpus.code_switching import QUESTION_ANSWERING
 from metaphrase.evaluation.significance import bootstrap_interval
 from metaphrase.evaluation.transfer.answer_scores import ARTICLES, answer_scores
-from metaphrase.evaluation.transfer.data import QUESTIONS, Row
+from metaphrase.evaluation.transfer.data import NOWHERE, QUESTIONS, Row
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tasks import Score, Task
@@ -105,14 +105,15 @@ class Windows:
             return_offsets_mapping=True,
         )
         names = [name for name in self.tokenizer.model_input_names if name in encoded]
-        answers = row["answers"]
+        answers = zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
+        placed = next((one for one in answers if one[1] != NOWHERE), None)
         windows = []
         for at in range(len(encoded["input_ids"])):
             inside = np.array([sequence == 1 for sequence in encoded.sequence_ids(at)])
             start = end = 0
-            if answers["text"]:
-                first = answers["answer_start"][0]
-                last = first + len(answers["text"][0]) - 1
+            if placed is not None:
+                first = placed[1]
+                last = first + len(placed[0]) - 1
                 found = [encoded.char_to_token(at, char, 1) for char in (first, last)]
                 start, end = (0, 0) if None in found else found
             windows.append(

@@ -161,6 +161,10 @@ def check_settings(
                 f"{path} was damaged, so the settings of the runs in {folder} are unknown. Delete {folder} to start over."
             )
         before, now = (one | one["settings"] | one["training"] for one in (then, settings))
+        if then != settings and not _has_results(folder):  # nothing was trained: the data or options were refused
+            if arguments.process_index == 0:
+                write_part(path, settings)
+            return settings
         for key, value in now.items():
             if not isinstance(value, dict) and before.get(key, value) != value:
                 raise UsageError(
@@ -170,6 +174,11 @@ def check_settings(
     elif arguments.process_index == 0:
         write_part(path, settings)
     return settings
+
+
+def _has_results(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint or results."""
+    return any(next(folder.rglob(pattern), None) is not None for pattern in ("checkpoint-*", RESULTS))
 
 
 _HYPERPARAMETERS = (

@@ -16,14 +16,17 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.encoders.checks import load_complete
-from metaphrase.encoders.folders import WEIGHTS, open_model, read_modules
+from metaphrase.encoders.folders import open_model, read_modules
 from metaphrase.encoders.loading import find_model
 from metaphrase.encoders.positions import check_length
 from metaphrase.evaluation.transfer.data import Format, Row
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.exceptions import ModelError
-from metaphrase.io.digests import file_sha256
+from metaphrase.io.digests import files_sha256
 from metaphrase.modeling.functional import check_finite_rows
+
+#: Files of a transformer that determine its results.
+_FILES = ("*.safetensors", "*.bin", "config.json", "*token*.json", "vocab*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,9 @@ class EncoderSource:
 
     @property
     def sha256(self) -> str | None:
-        """SHA-256 of the weights; None if they are not in a single ``model.safetensors``."""
-        weights = self.folder / WEIGHTS
-        return file_sha256(weights) if weights.is_file() else None
+        """SHA-256 of the files of weights, configuration and tokenizer; None if there are no weights."""
+        files = [path for pattern in _FILES for path in sorted(self.folder.glob(pattern))]
+        return files_sha256(files) if any(path.suffix in (".safetensors", ".bin") for path in files) else None
 
 
 def encoder_source(name_or_path: str | Path) -> EncoderSource:

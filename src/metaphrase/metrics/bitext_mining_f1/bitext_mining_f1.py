@@ -54,6 +54,8 @@ class BitextMiningF1(evaluate.Metric):
                 *pair, score = _columns(line, 3)
                 key = at, tuple(pair)
                 mined[key] = max(_number(score), mined.get(key, -math.inf))
+        if threshold is not None and not (isinstance(threshold, int | float) and math.isfinite(threshold)):
+            raise ValueError(f"threshold must be a finite number or None, but is {threshold!r}.")
         scores, correct = list(mined.values()), [key in gold for key in mined]
         if threshold is None:
             best = best_threshold(scores, correct, len(gold))
