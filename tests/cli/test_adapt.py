@@ -388,3 +388,10 @@ def test_python_callers_get_the_same_errors(tmp_path, capsys):
         adapt.Adaptation(adapt.AdaptationConfig([str(corpus)], ["sw"], output_dir=str(tmp_path / "out"))).execute()
     assert main(["adapt", "--corpus", str(corpus), "--languages", "sw", "--output_dir", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"metaphrase adapt: {error.value}"
+
+
+def test_the_declaration_is_not_read_in_another_script_of_a_language():
+    every = adapt.retention_sets(["all"], ["zh-Hant"])
+    assert {"zh", "zh-Hant"} & set(every) == {"zh-Hant"}
+    assert {"no", "zh-Hant"} <= set(adapt.retention_sets([], ["nb", "zh-Hant"]))
+    assert "zh" in adapt.retention_sets(["all"], ["sw"])

@@ -12,7 +12,9 @@ import torch
 
 from metaphrase.cli import main
 from metaphrase.exceptions import ModelError, RecipeError
+from metaphrase.io.arguments import OwnTemperature
 from metaphrase.objectives import OBJECTIVES
+from metaphrase.objectives.base import Objective
 from metaphrase.objectives.registry import Objectives
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.recipe import Recipe
@@ -290,3 +292,29 @@ def test_heads_of_an_unknown_objective_are_explained(package, tiny_encoder, tmp_
     (tmp_path / "heads" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="unknown objective 'projected-distance'"):
         AlignmentHeads.from_pretrained(tmp_path / "heads")
+
+
+def test_an_objective_with_a_head_reads_files_of_the_home_folder(make_loss, tmp_path, monkeypatch):
+    """The configuration of the heads does not reveal the folder, but the objective reads its argument as it is given."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    class Reading(Objective):
+        name, granularity = "reading", "sentence"
+
+        def __init__(self, *, max_length: int = 32, path: str = "", temperature: OwnTemperature = 0.25):
+            super().__init__(max_length=max_length)
+            self.text, self.temperature = Path(path).read_text(encoding="utf-8"), temperature
+
+        def make_head(self, config, **settings):
+            return torch.nn.Linear(config.hidden_size, len(self.text))
+
+        def forward(self, encodings):
+            return self.head(encodings["source"].sentence_bh).square().mean()
+
+    monkeypatch.setitem(OBJECTIVES, "reading", Reading)
+    (tmp_path / "words.txt").write_text("abc", encoding="utf-8")
+    loss = make_loss("reading", path=str(tmp_path / "words.txt"), temperature="auto")
+    assert loss.objectives["reading"].temperature == 0.25  # the default: that of the encoder is unknown
+    loss.heads.save_pretrained(tmp_path / "heads")
+    assert str(tmp_path) not in (tmp_path / "heads" / "config.json").read_text(encoding="utf-8")
+    assert AlignmentHeads.from_pretrained(tmp_path / "heads").heads["reading"].out_features == 3

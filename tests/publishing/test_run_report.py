@@ -13,13 +13,15 @@ def test_sentences_are_encoded_once(tiny_encoder, bitext):
     assert of_sources == pytest.approx(tiny_encoder.encode(sources), abs=1e-5)
 
 
-def test_default_folders(tmp_path):
-    data = tmp_path / "mini"
-    data.mkdir()
-    pattern = f"{data}/xx-en.tsv.gz, {data}-gone/xx-en.tsv.gz"
-    folders = default_folders({"after": {"mini": {"settings": {"data": pattern}}}})
-    assert folders[0] == str(data)
-    assert [folder.rsplit("/", 1)[1] for folder in folders] == ["mini", "demo", "udhr"]
+def test_default_folders(tmp_path, caplog):
+    data, own = tmp_path / "a, b" / "mini", tmp_path / "run" / "data" / "held-out"
+    for folder in (data, own):
+        folder.mkdir(parents=True)
+    pattern = f"{data}/xx-en.tsv.gz, {data}-gone/xx-en.tsv, gone/run/data/held-out/xx-en.test.tsv.gz"
+    folders = default_folders({"after": {"mini": {"settings": {"data": pattern}}}}, tmp_path / "run")
+    assert folders[:2] == [str(data), str(own)]
+    assert [folder.rsplit("/", 1)[1] for folder in folders] == ["mini", "held-out", "demo", "udhr"]
+    assert "Test sets that are gone are not measured: mini-gone." in caplog.text
 
 
 def test_languages_of_a_stream():

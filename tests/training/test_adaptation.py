@@ -3,9 +3,9 @@ import json
 import pytest
 
 from metaphrase.cli.options import parse
-from metaphrase.evaluation.retention import collapse_in_words
+from metaphrase.evaluation.retention import collapse_in_words, verdict_in_words
 from metaphrase.exceptions import RecipeError, UsageError
-from metaphrase.training.adaptation import Adaptation, AdaptationConfig, recipe_content, verdict_in_words
+from metaphrase.training.adaptation import Adaptation, AdaptationConfig, recipe_content
 from metaphrase.training.planning import Plan
 from metaphrase.training.recipe import Recipe, Term
 from metaphrase.training.results import RunResult

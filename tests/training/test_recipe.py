@@ -1,8 +1,10 @@
 import inspect
+import json
 import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -260,3 +262,9 @@ def test_recipes_built_in_python_are_checked():
         RecipeError, match=r"recipe 'mine' names objective 'trr'; known objectives are .*did you mean 'tr'"
     ):
         Recipe("mine", (Term("trr"),)).check()
+
+
+def test_numbers_of_numpy_are_numbers():
+    args = {"temperature": np.float32(0.5), "negatives": np.int64(2)}
+    recipe = Recipe.from_dict({"name": "r", "terms": [{"objective": "tr", "weight": np.float32(2), "args": args}]})
+    assert json.loads(json.dumps(recipe.to_dict()["terms"]))[0]["args"] == {"temperature": 0.5, "negatives": 2}

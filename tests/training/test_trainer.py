@@ -1115,3 +1115,21 @@ def test_a_trial_is_checked_and_divides_its_batch(tiny_encoder, rows, tmp_path):
             n_trials=2,
         )
     assert sizes == [6]
+
+
+def test_evaluation_losses_have_the_final_weights(make_trainer, rows):
+    """Otherwise, the checkpoint with the smallest weight would be the best."""
+    weight = {"start": 0, "end": 1, "steps": 6}
+    recipe = Recipe.from_dict({"name": "r", "terms": [{"objective": "tr", "weight": weight}]})
+    trainer = make_trainer(recipe, eval_dataset=Dataset.from_list(rows), learning_rate=0.0)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert before > 0
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(before)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_a_loss_that_is_always_0_is_reported(make_trainer, caplog, rate):
+    recipe = Recipe.from_dict({"name": "r", "terms": [{"objective": "tlm", "args": {"mask_rate": rate}}]})
+    make_trainer(recipe, max_steps=2, save_strategy="no").train()
+    assert ("The loss was 0 in all 2 steps, so nothing was learned" in caplog.text) == (rate == 0)

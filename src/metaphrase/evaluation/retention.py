@@ -8,6 +8,7 @@ from typing import Any
 from metaphrase.evaluation.compare import red_line_verdict, verdict_shown
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE
 from metaphrase.io.arguments import AtLeast0, checked
+from metaphrase.io.counts import counted
 
 
 @checked
@@ -111,3 +112,51 @@ def overall_verdict(
         del parts["kept"]
     sentence = "; ".join(f"{words[verdict]}{', '.join(names)}" for verdict, names in parts.items() if names)
     return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
+
+
+def verdict_in_words(
+    languages: Mapping[str, Mapping[str, Any]],
+    retained: Mapping[str, Any] | None,
+    names: Mapping[str, str],
+    abilities: Mapping[str, Mapping[str, Any]] | None = None,
+    curve: object = None,
+) -> list[str]:
+    """The changes as sentences: one for each language, for the other languages and for each guard, and the choice of alpha.
+
+    ``languages`` has the row of `compare` of each adapted language, ``retained`` the retention of the others, ``abilities``
+    the rows of guards by their names.
+    """
+    verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
+    lines = []
+    for language, row in languages.items():
+        low, high = row["interval"]
+        verdict = verdicts.get(verdict_shown(row), "Too few held-out pairs to tell")
+        lines.append(
+            f"{names.get(language, language)}: {verdict}. {row['before']:.1f} → "
+            f"{row['after']:.1f} % on {row['n']} held-out pairs, {row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]."
+        )
+    if retained is not None:
+        pooled, limit = retained["pooled"], retained["limit"]
+        low, high = pooled["interval"]
+        loss = f"more than {limit:g} point{'' if limit == 1 else 's'}"
+        number = len(retained["languages"])
+        were = "was" if number == 1 else "were"
+        kept = {
+            "kept": f"{were} preserved (a loss of {loss} can be excluded)",
+            "lost": f"lost {loss}",
+            "uncertain": f"may have lost {loss} (uncertain)",
+        }[retained["verdict"]]
+        lines.append(
+            f"{counted(number, 'language')} that {were} not trained on {kept}: {pooled['difference']:+.1f} "
+            f"[{low:+.1f}, {high:+.1f}] on average."
+        )
+    words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)", "better": "is better"}
+    words |= {"tie": "was kept (a tie)", "worse": "is worse", "too few to tell": "has too few items to tell"}
+    for name, row in (abilities or {}).items():
+        low, high = row["interval"]
+        line = f", against a red line of {0 - row['limit']:g}" if "limit" in row else ""
+        lines.append(
+            f"{name[:1].upper()}{name[1:]} within {counted(len(row['languages']), 'language')} {words[verdict_shown(row)]}: "
+            f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."
+        )
+    return lines if curve is None else [*lines, str(curve)]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, field
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -171,9 +172,11 @@ def place(given: Mapping[Any, Any], key: Any) -> str:
 
 
 def plain(content: Any) -> Any:
-    """Convert mappings and sequences to plain dictionaries and lists."""
+    """Convert mappings and sequences to plain dictionaries and lists, and NumPy's numbers to Python's."""
     if isinstance(content, Mapping):
         return {key: plain(value) for key, value in content.items()}
+    if isinstance(content, Real) and not isinstance(content, int | float) and hasattr(content, "item"):
+        return content.item()
     return [plain(value) for value in content] if isinstance(content, list | tuple) else content
 
 

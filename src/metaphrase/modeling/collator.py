@@ -20,7 +20,8 @@ REMEDIES = {
     "monolingual": "Mix text in with `--monolingual`, or `metaphrase.corpus.monolingual.with_monolingual`.",
     "source_bt": "Fill it with scripts/back_translate.py.",
     "target_bt": "Fill it with scripts/back_translate.py.",
-    "negatives": "Mine them with `metaphrase filter CORPUS --negatives 3 -o OUT`.",
+    "negatives": "Mine them with `metaphrase filter CORPUS --negatives 3 -o OUT`. Those of pairs from English are "
+    "not read: negatives are in English.",
 }
 
 

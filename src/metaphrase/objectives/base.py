@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
+from inspect import signature
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -81,7 +82,8 @@ class Objective(nn.Module, ABC):
         own: Any = self
         if getattr(own, "temperature", None) == "auto":
             known = own_temperature(sources.name, sources.prompts)
-            own.temperature = type(own).temperature if known is None else known
+            usual = signature(type(own)).parameters["temperature"].default
+            own.temperature = usual if known is None else known
 
     def views(self) -> tuple[View, ...]:
         """Return the views that the objective reads: by default both sides."""

@@ -6,6 +6,7 @@ maps and alignment matrices from the word states of a few pairs.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,8 @@ from metaphrase.publishing.examples import usage_lines
 from metaphrase.publishing.merging import CURVE
 from metaphrase.publishing.plots import save_pictures
 from metaphrase.publishing.report import describe_model, write_report
+
+logger = logging.getLogger(__name__)
 
 #: Maximum number of languages of a word map in addition to English; more cannot be distinguished.
 _MAPPED = 4
@@ -143,7 +146,7 @@ def report_run(
     if options.evaluation:
         hashes = {side: subject.hashes for side, subject in subjects.items()}
         answers = read_answers(options.evaluation, **hashes)
-    tests = read_test_folders(options.data or default_folders(earlier))
+    tests = read_test_folders(options.data or default_folders(earlier, Path(options.run)))
     if facts.get("debias"):  # its directions were estimated on the other articles
         tests = {name: articles_of(by_language, "even") for name, by_language in tests.items()}
     sets = _measurable(tests, subjects, trained)
@@ -237,15 +240,25 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
     return {language: load_encoder(path) for language, path in found.items()}
 
 
-def default_folders(earlier: Mapping[str, Any]) -> list[str]:
-    """Folders of the test sets in a run's report that still exist, and the packaged ones."""
-    measured = [
-        re.split(r"(?<=\.tsv), |(?<=\.gz), ", one["settings"]["data"]) for one in earlier.get("after", {}).values()
-    ]
-    folders = [Path(pattern).parent for patterns in measured for pattern in patterns if pattern]
-    existing = [folder for folder in folders if folder.is_dir()]
+def default_folders(earlier: Mapping[str, Any], run: Path) -> list[str]:
+    """Folders of the test sets in a run's report that still exist, also in the folder of the run, and the packaged ones."""
+    measured = _measured_folders(earlier, run)
+    existing = [folder for folder in measured if folder.is_dir()]
+    if gone := [folder.name for folder in measured if not folder.is_dir()]:
+        logger.warning(
+            "Test sets that are gone are not measured: %s. Pass their folders with --data.", ", ".join(gone)
+        )
     existing += [packaged for packaged in (DEMO, UDHR) if packaged.name not in {folder.name for folder in existing}]
     return list(dict.fromkeys(map(str, existing)))
+
+
+def _measured_folders(earlier: Mapping[str, Any], run: Path) -> list[Path]:
+    """Folders of the test sets in a run's report."""
+    measured = [one["settings"]["data"] for one in earlier.get("after", {}).values()]
+    patterns = [pattern for one in measured for pattern in re.split(r"(?<=\.tsv), |(?<=\.gz), ", one) if pattern]
+    named = dict.fromkeys(Path(pattern).parent for pattern in patterns)
+    own = {folder: run / "data" / folder.name for folder in named}  # of `metaphrase adapt`, if it was moved
+    return [own[folder] if not folder.is_dir() and own[folder].is_dir() else folder for folder in named]
 
 
 def _read_run(folder: Path) -> tuple[dict[str, Any], set[str], dict[str, Any], AlphaCurve | None]:
@@ -260,7 +273,7 @@ def _read_run(folder: Path) -> tuple[dict[str, Any], set[str], dict[str, Any], A
         )
     with damage_in(folder / "report.json"):
         earlier = _read_json(folder / "report.json") or {}
-        default_folders(earlier)
+        _measured_folders(earlier, folder)
         overall_verdict({}, {}, _abilities(earlier))  # reads its rows
     with damage_in(folder / CURVE):
         curve = None if (content := _read_json(folder / CURVE)) is None else AlphaCurve(**content)

@@ -21,8 +21,8 @@ import xxhash
 from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
-from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
-from metaphrase.corpus.codes import split_languages, standard_code
+from metaphrase.corpus.checks import LEAKAGE, Finding, check_corpus, errors, read_corpus
+from metaphrase.corpus.codes import bare_language, split_languages, standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.loading import load_corpus
@@ -30,10 +30,9 @@ from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder, repository_of
-from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
-from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, AlphaCurve
-from metaphrase.evaluation.retention import collapse_in_words
+from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS
+from metaphrase.evaluation.retention import collapse_in_words, verdict_in_words
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import ENCODER, option, split_list
@@ -60,6 +59,9 @@ logger = logging.getLogger(__name__)
 PLAN = "plan.json"
 #: Names of the test sets: held-out pairs, and the packaged Universal Declaration of Human Rights.
 HELD_OUT, RETENTION = "held-out", "udhr"
+
+#: Languages that the Declaration has under another code.
+_IN_DECLARATION = {"nb": "no"}
 
 #: The user's pairs, split by language, and packaged pairs of other languages.
 Splits: TypeAlias = Mapping[str, Split]
@@ -283,7 +285,7 @@ class Adaptation:
 
         Word links are added to the pairs if the recipe reads them; they are stored beside the folder.
         """
-        retained = retention_sets(self.config.retention_languages, splits, replayed)
+        retained = retention_sets(self.config.retention_languages, self.languages, replayed)
         encoder = load_encoder(self.config.model, default_pooling=Recipe.load(self.config.recipe).pooling)
         check_finish(encoder, self._release)  # before the data of an earlier run are replaced
         folders = write_data(data, splits, replayed)
@@ -363,6 +365,7 @@ class Adaptation:
             corpus=[str(self.data / "training")],
             dev=[str(self.data / "dev")],
             test=[str(self.data / HELD_OUT), str(PACKAGED_DATA / RETENTION)],
+            languages=list({*self.sets, *(_IN_DECLARATION.get(one, one) for one in self.languages), *replayed}),
             output_dir=str(self.output),
             data_license=self.config.data_license,
             merge=self.config.merge,
@@ -413,6 +416,12 @@ class Adaptation:
         else:
             sentences = verdict_in_words(own, retained, names, result.abilities, result.curve)
             sentences += [*filter(None, [result.facts.get("debias", {}).get("chosen")]), result.verdict]
+        sentences[-1:-1] = [
+            f"{one['shared']:,} of {counted(one['pairs'], 'pair')} of {one['data']} share a sentence with the training "
+            "data, so their scores are too high."
+            for one in result.facts.get("leakage") or ()
+            if one["shared"] > LEAKAGE * one["pairs"]
+        ]
         verdict = AdaptationResult(
             run=result,
             verdict=sentences,
@@ -440,7 +449,12 @@ def retention_sets(
     Raises:
         UsageError: A chosen language is missing, or the chosen ones are all trained on.
     """
-    packaged = load_parallel_folder(PACKAGED_DATA / RETENTION)
+    own = {_IN_DECLARATION.get(language, language) for language in own}
+    packaged = {
+        language: one
+        for language, one in load_parallel_folder(PACKAGED_DATA / RETENTION).items()
+        if language in own or bare_language(language) not in map(bare_language, own)  # their other scripts
+    }
     named = [name if name in ("all", *packaged) else standard_code(name) or name for name in split_list(chosen)]
     if "all" in named:
         return packaged
@@ -550,51 +564,3 @@ def log_plan(splits: Splits, kept: Replayed, plan: Plan) -> None:
         logger.info("Other languages in the training data: %s.", ", ".join(sorted(kept)))
     for reason in plan.reasons:
         logger.info("- %s", reason)
-
-
-def verdict_in_words(
-    languages: Mapping[str, Mapping[str, Any]],
-    retained: Mapping[str, Any] | None,
-    names: Mapping[str, str],
-    abilities: Mapping[str, Mapping[str, Any]] | None = None,
-    curve: AlphaCurve | None = None,
-) -> list[str]:
-    """The changes as sentences: one for each language, for the other languages and for each guard, and the choice of alpha.
-
-    ``languages`` has the row of `compare` of each adapted language, ``retained`` the retention of the others, ``abilities``
-    the rows of guards by their names.
-    """
-    verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
-    lines = []
-    for language, row in languages.items():
-        low, high = row["interval"]
-        verdict = verdicts.get(verdict_shown(row), "Too few held-out pairs to tell")
-        lines.append(
-            f"{names.get(language, language)}: {verdict}. {row['before']:.1f} → "
-            f"{row['after']:.1f} % on {row['n']} held-out pairs, {row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]."
-        )
-    if retained is not None:
-        pooled, limit = retained["pooled"], retained["limit"]
-        low, high = pooled["interval"]
-        loss = f"more than {limit:g} point{'' if limit == 1 else 's'}"
-        number = len(retained["languages"])
-        were = "was" if number == 1 else "were"
-        kept = {
-            "kept": f"{were} preserved (a loss of {loss} can be excluded)",
-            "lost": f"lost {loss}",
-            "uncertain": f"may have lost {loss} (uncertain)",
-        }[retained["verdict"]]
-        lines.append(
-            f"{counted(number, 'language')} that {were} not trained on {kept}: {pooled['difference']:+.1f} "
-            f"[{low:+.1f}, {high:+.1f}] on average."
-        )
-    words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)", "better": "is better"}
-    words |= {"tie": "was kept (a tie)", "worse": "is worse", "too few to tell": "has too few items to tell"}
-    for name, row in (abilities or {}).items():
-        low, high = row["interval"]
-        line = f", against a red line of {0 - row['limit']:g}" if "limit" in row else ""
-        lines.append(
-            f"{name[:1].upper()}{name[1:]} within {counted(len(row['languages']), 'language')} {words[verdict_shown(row)]}: "
-            f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."
-        )
-    return lines if curve is None else [*lines, str(curve)]

@@ -114,6 +114,7 @@ class StepGuard:
         self._steps_since_log = self._skipped_since_log = 0
         self._steps_of_train = self._skipped_of_train = 0
         self._finite = torch.tensor(True)
+        self._learns = torch.tensor(False)
 
     def facts(self) -> dict[str, int]:
         """The counters, for the manifest of a checkpoint."""
@@ -128,8 +129,9 @@ class StepGuard:
         self._finite = torch.tensor(True, device=self.args.device)
 
     def observe_loss(self, loss: Tensor) -> None:
-        """Note whether the loss of a micro-batch is finite."""
+        """Note whether the loss of a micro-batch is finite, and whether any was not 0."""
         self._finite = self._finite.to(loss.device) & torch.isfinite(loss)
+        self._learns = self._learns.to(loss.device) | (loss.detach() != 0)
 
     def is_finite(self, grad_norm: Any, scaler: Any) -> Tensor:
         """Whether losses and gradients of the step are finite in this process.
@@ -197,9 +199,17 @@ class StepGuard:
                 f"or released. Lower --learning_rate (now {self.args.learning_rate:g}), increase --warmup_steps, or "
                 "inspect the data."
             )
+        if self._steps_of_train and not self._learns:
+            logger.warning(
+                "The loss was 0 in all %d steps, so nothing was learned. Check that the data have what the objectives read, "
+                "such as word links, and the weights of the terms.",
+                self._steps_of_train,
+            )
 
     def correct_log(self, logs: dict[str, float]) -> None:
         """Average a training loss over the executed steps, and add the number of skipped ones."""
+        if not self._steps_of_train:  # a finished run is resumed
+            logs.pop("train_loss", None)
         if "train_loss" in logs and 0 < self._skipped_of_train < self._steps_of_train:
             logs["train_loss"] *= self._steps_of_train / (self._steps_of_train - self._skipped_of_train)
         if "loss" not in logs:

@@ -61,7 +61,7 @@ class AlignmentHeads(PreTrainedModel):
     config_class = AlignmentHeadsConfig
     base_model_prefix = "heads"
 
-    def __init__(self, config: AlignmentHeadsConfig) -> None:
+    def __init__(self, config: AlignmentHeadsConfig, objectives: Mapping[str, Objective] | None = None) -> None:
         super().__init__(config)
         self.heads = nn.ModuleDict()
         self.language_embedding: LanguageEmbedding | None = None
@@ -73,7 +73,8 @@ class AlignmentHeads(PreTrainedModel):
                 cls = _objective_class(name, made.get("objective", name))
                 if cls.make_head is Objective.make_head:
                     continue  # without a head; its arguments may name files of the training
-                head = cls(**made["args"]).make_head(encoder, **made["settings"])
+                objective = objectives[name] if objectives else cls(**_own(made["args"]))
+                head = objective.make_head(encoder, **made["settings"])
                 if head is not None:
                     self.heads[name] = head
         self.post_init()
@@ -139,7 +140,7 @@ class AlignmentHeads(PreTrainedModel):
             },
             languages=list(sources.languages) if language_embedding else [],
         )
-        heads = cls(config)
+        heads = cls(config, {name: objective for name, (objective, _) in objectives.items()})
         for objective, _ in objectives.values():
             objective.head = dict(heads.heads.items()).get(objective.name)
             objective.fill_head(sources)
@@ -199,3 +200,11 @@ AutoModel.register(AlignmentHeadsConfig, AlignmentHeads)
 def _shared(args: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as they may be published: paths do not reveal the home folder."""
     return {name: redact(value) if isinstance(value, str) else value for name, value in args.items()}
+
+
+def _own(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Published arguments as they apply to this user: the inverse of `_shared`."""
+    return {
+        name: str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
+        for name, value in args.items()
+    }

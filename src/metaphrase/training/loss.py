@@ -160,8 +160,10 @@ class AlignmentLoss(nn.Module):
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each objective at the current step."""
-        return {term.name: term.weight_at(self.step) for term in self.recipe.terms}
+        """The weight of each objective at the current step; in evaluation the final one, so that losses can be compared."""
+        return {
+            term.name: term.weight_at(self.step) if self.training else term.final_weight for term in self.recipe.terms
+        }
 
     def after_step(self) -> None:
         """Update the state of the objectives, such as momentum encoders; called after every optimiser step."""

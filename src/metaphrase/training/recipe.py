@@ -127,6 +127,11 @@ class Term:
         return self.weight.at(step) if isinstance(self.weight, Schedule) else self.weight
 
     @property
+    def final_weight(self) -> float:
+        """The weight at the end of its schedule."""
+        return self.weight.end if isinstance(self.weight, Schedule) else self.weight
+
+    @property
     def name(self) -> str:
         """Name of the objective in logs, heads and cards. A class given as ``package.module:Class`` is imported for it."""
         return OBJECTIVES[self.objective].name if is_reference(self.objective) else self.objective

@@ -123,7 +123,9 @@ class RunFacts:
         for objective in self._loss.objectives.values():
             original: Any = getattr(objective, "original", None)
             teacher: Any = getattr(objective, "teacher", None)
-            if original is not None and teacher is None:
+            if (table := getattr(objective, "phrase_table", None)) is not None:
+                facts["phrase_table"] = files_sha256([Path(table).expanduser()])[:16]
+            if original is not None and (teacher is None or not hasattr(objective, "tokenizer")):
                 facts["original_encoder"] = original.digest[:16]
             elif original is not None:
                 facts[f"teacher {teacher}"] = _digest([original.digest, tokenizer_content(objective.tokenizer)])

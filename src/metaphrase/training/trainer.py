@@ -219,7 +219,7 @@ class AlignmentTrainer(
                 explain_worker_errors(self.args),
             ):
                 result = super().train(checkpoint, *args, **kwargs)
-                result = result._replace(training_loss=result.metrics["train_loss"])
+                result = result._replace(training_loss=result.metrics.get("train_loss", result.training_loss))
             # A signal may have come after the last step, which may have no checkpoint.
             if self._shutdown.signal and self.args.world_size == 1:
                 self._save_checkpoint(self.model, trial)

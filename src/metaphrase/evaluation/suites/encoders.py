@@ -111,6 +111,13 @@ def read_test_folders(folders: Iterable[str | Path], languages: Sequence[str] = 
             parts = {
                 name: one.read() for name, one in parallel_folders(folder, Settings(languages=list(languages))).items()
             }
+            # A corpus or a dictionary has the same format.
+            if skipped := sorted({path.parent.name for path in folder.glob("*/*-en.tsv*")} - parts.keys()):
+                logger.warning(
+                    "%s: %s without files of the split 'test' is not measured. To measure it, name the folder itself.",
+                    folder,
+                    ", ".join(skipped),
+                )
         for name, sets in (
             parts or {folder.resolve().name: parallel.load_test_folder(folder, languages or None)}
         ).items():
