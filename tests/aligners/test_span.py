@@ -278,7 +278,8 @@ def test_answers_are_widened_to_words_only_on_request(tiny_qa, tokenizer):
 
 def test_lengths_without_room_for_a_context_are_refused(tiny_qa, tokenizer):
     with pytest.raises(ValueError, match="leave 0 pieces for a question"):
-        SpanAligner(tiny_qa, tokenizer)  # this tokenizer's limit is 64 pieces, the stride 128
+        SpanAligner(tiny_qa, tokenizer, stride=128)  # this tokenizer's limit is 64 pieces
+    assert SpanAligner(tiny_qa, tokenizer).stride == 21
     with pytest.raises(ValueError, match=r"leave 52 pieces .* is 53"):
         aligner_of(tiny_qa, tokenizer, max_question_length=53)
     assert aligner_of(tiny_qa, tokenizer, max_question_length=None).max_question_length == 52

@@ -254,7 +254,7 @@ def test_the_extra_is_named_where_it_is_missing():
 
 def test_texts_that_are_not_divided_into_words_are_refused():
     pairs = [("der Hund", "the dog"), ("die Katze", "the cat")]
-    with pytest.raises(UsageError, match=r"reads pairs of Words, but got str 'der Hund'. Pass Words.of\(text\)"):
+    with pytest.raises(UsageError, match=r"reads pairs of Words, but got the text 'der Hund'. Pass Words.of\(text\)"):
         StatisticalAligner().train(pairs)
     trained = StatisticalAligner().train([tuple(map(Words.of, pair)) for pair in pairs])
     with pytest.raises(UsageError, match="reads pairs of Words"):

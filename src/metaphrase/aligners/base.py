@@ -43,15 +43,13 @@ class Alignment:
 
 
 def check_word_pairs(pairs: Sequence[WordPair]) -> None:
-    """Refuse pairs of sentences that are not divided into words.
+    """Refuse sentences that are not divided into words, whose characters would be aligned.
 
     Raises:
-        UsageError: A side is not a `Words`.
+        UsageError: A side is a text.
     """
-    for side in (side for pair in pairs for side in pair if not isinstance(side, Words)):
-        raise UsageError(
-            f"An aligner reads pairs of Words, but got {type(side).__name__} {str(side)[:40]!r}. Pass Words.of(text)."
-        )
+    for side in (side for pair in pairs for side in pair if isinstance(side, str)):
+        raise UsageError(f"An aligner reads pairs of Words, but got the text {side[:40]!r}. Pass Words.of(text).")
 
 
 class Aligner(ABC):

@@ -522,7 +522,9 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
         raise CheckpointError(
             f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or was damaged. {hint}"
         )
-    plan, before = Plan(**left["plan"]), left["asked"] | {"model": repository_of(left["asked"]["model"])}
+    plan, before = Plan(**left["plan"]), left["asked"]
+    if "model" in before:
+        before["model"] = repository_of(before["model"])
     if changed := differences(before, now):
         raise CheckpointError(
             f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. Use the original options to "
