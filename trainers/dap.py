@@ -19,7 +19,7 @@ from metaphrase import (
     load_encoder,
     release,
 )
-from metaphrase.encoders.loading import used_piece_ids, freeze_word_embeddings
+from metaphrase.encoders.loading import freeze_word_embeddings, used_piece_ids
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:

@@ -153,7 +153,7 @@ def test_a_package_of_several_runs(tuned, starter_folder, tmp_path, monkeypatch,
     assert script.main(options) == 0
     card = (tmp_path / "both.md").read_text()
     assert "`tr`, 2 steps of 8 pairs in 1 language; `tr`, 2 steps of 8 pairs in 1 language; the changes of the" in card
-    assert "16 sentence pairs of 1 language with English" in card
+    assert "16 pairs of English sentences and their translations into 1 language" in card
     assert card.count("### Run ") == 2
     assert "model-index:" not in card  # the sum has no results
     recorded = ModelCard(card).data.to_dict()["metaphrase"]

@@ -73,7 +73,8 @@ def align_files(
         # A data set of the Hub has a commit instead of a digest.
         inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
         settings = _settings(options)
-        open_work_folder(work, {"inputs": inputs, **settings}, locked=True)
+        resumable = {name: value for name, value in settings.items() if name != "batch_size"}
+        open_work_folder(work, {"inputs": inputs, **resumable}, locked=True)
         assert isinstance(corpus.dataset, Dataset)
         dataset, report = _add_links(corpus.dataset, options, work, show_progress)
         save_models(work / "models", options.save)
@@ -106,7 +107,7 @@ def _add_links(
 
 def _settings(options: AlignOptions) -> dict[str, Any]:
     """Everything that determines the links, besides the corpus."""
-    irrelevant = ("output", "save", "phrase_table", "summary", "files", "pharaoh", "batch_size")
+    irrelevant = ("output", "save", "phrase_table", "summary", "files", "pharaoh")
     settings: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in irrelevant}
     if options.load:
         files = sorted(Path(options.load).rglob("aligner.json"))
