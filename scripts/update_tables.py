@@ -44,7 +44,7 @@ class Options:
     adapted: list[str] = option([], "Output folders of `metaphrase adapt` (scripts/my_language.sh).")
     suites: list[str] = option(
         [],
-        "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, or several such "
+        "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter@wheel --data …`, or several such "
         "files, of other suites or other parts of the data, with the same two encoders.",
     )
     dap_suites: list[str] = option(

@@ -1381,7 +1381,7 @@ class TestVector:
             'load_encoder("acme/package")',
             "metaphrase adapt --model acme/package`",
             "metaphrase pull acme/package my-encoder\n",
-            "metaphrase evaluate acme/package --baseline starter --data …`",
+            "metaphrase evaluate acme/package --baseline starter@wheel --data …`",
         ]
         names = ["README.md", "reference.json", "release.json", "task_vector.safetensors"]
         assert remote_files(online, "acme/package") == names
