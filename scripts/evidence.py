@@ -56,7 +56,8 @@ from metaphrase.evaluation.guards import Guard, choose_alpha, data_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import ENGLISH, sib200_code, topic_files
 from metaphrase.evaluation.suites import Benchmark, Settings, Subject
-from metaphrase.evaluation.suites.running import REVISION, encoding_speed, find_benchmarks, run_benchmark
+from metaphrase.evaluation.suites.benchmarks import REVISION
+from metaphrase.evaluation.suites.running import encoding_speed, find_benchmarks, run_benchmark
 from metaphrase.evaluation.suites.samples import Sample
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
 from metaphrase.io.digests import file_sha256, files_sha256, model_hash

@@ -424,12 +424,10 @@ def prompt_mark(one: dict[str, Any], side: str) -> str:
 
 
 def test_cells(one: dict[str, Any]) -> list[str]:
-    """Format a difference with its interval, and the verdict. One fine-tuning shows no difference between encoders."""
+    """Format a difference with its interval, and the verdict."""
     if (test := one["test"]) is None:
         return ["", ""]
-    is_fine_tuned = one["protocol"].startswith("small scale:")
-    verdict = "one run §" if is_fine_tuned and test["verdict"] != "tie" else verdict_shown(test)
-    return [difference_words(test), verdict]
+    return [difference_words(test), verdict_shown(test).replace("one run", "one run §")]
 
 
 def footnotes(lines: Sequence[str]) -> list[str]:

@@ -8,11 +8,14 @@ import torch
 from rich.console import Console
 
 from metaphrase.cli import main
+from metaphrase.cli.tables import models_table
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import find_folder, load_encoder
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.evaluation.compare import compare, verdict_shown
+from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import SUITES, DataUnavailable, benchmarks, running
+from metaphrase.evaluation.suites.running import Evaluations, ModelScore
 from metaphrase.io.digests import encoder_digest, model_hash
 from metaphrase.publishing.report import render_summary, render_table
 
@@ -535,6 +538,34 @@ def test_a_classifier_that_predicts_one_class_is_marked():
     assert "de (not learned: the largest class is 55.0 %)" in text
     assert "en (not" not in text
     assert "pawsx accuracy (not learned in 1 of 2)" in text
+
+
+@pytest.mark.parametrize(("runs", "verdict"), [(1, "one run"), (3, "better")])
+def test_a_difference_after_one_fine_tuning_is_marked(runs, verdict):
+    def result(name, items):
+        details = {"items": items, "run_scores": [float(np.mean(items))] * runs}
+        english = Measurement(len(items), 100 * float(np.mean(items)), details=details)
+        return Result(
+            "nli", name, "accuracy", {"en": english}, Measurement(1, english.score), statistic="items"
+        ).to_dict()
+
+    before, after = result("a", [0, 1] * 100), result("b", [1] * 200)
+    comparison = compare(before, after)
+    baseline = {"model": "a", "scores": {"xnli accuracy": before}}
+    results = {"model": "b", "scores": {"xnli accuracy": after}, "baseline": baseline}
+    results["comparisons"] = {"xnli accuracy": comparison}
+    row = ModelScore("xnli accuracy", "b", "accuracy", False, 100.0, 50.0, **_tested(comparison["pooled"]))
+    several = Evaluations([results], [row], baseline)
+    for table in (render_table(after, before, comparison), render_summary(results), models_table(several)):
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(table)
+        text = console.export_text()
+        assert verdict in text.partition("one run: fine-tuned once")[0]
+        assert ("--finetuning_runs 3" in text) is (runs == 1)
+
+
+def _tested(row):
+    return {key: row[key] for key in ("difference", "interval", "verdict", "n", "runs")}
 
 
 def test_all_names_suites_without_an_option(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from metaphrase.corpus.checks import Finding
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.evaluation.compare import ONE_RUN_NOTE, verdict_shown
 from metaphrase.evaluation.suites.running import Evaluations
 from metaphrase.io.counts import counted
 from metaphrase.io.tables import titled_table
@@ -66,6 +66,7 @@ def models_table(found: Evaluations) -> Table:
     table.caption = "In percent or ×100, best first; ↓ lower is better."
     if found.baseline is not None:
         table.caption += " 95 % intervals of the differences; verdicts are not corrected for the number of encoders."
+        table.caption += f" {ONE_RUN_NOTE}" * any(row.runs == 1 for row in found.rows)
         table.add_column("difference", justify="right")
         table.add_column("verdict")
     for row in found.rows:

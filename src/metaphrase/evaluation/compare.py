@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from metaphrase.evaluation.measures import Resampled
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import (
     ALPHA,
@@ -29,13 +30,16 @@ from metaphrase.io.arguments import Resamples, Seed, checked
 
 #: A tie on fewer items is not meaningful, because its interval is wide.
 FEW_ITEMS = 100
+#: What the verdict "one run" means.
+ONE_RUN_NOTE = "one run: fine-tuned once. Pass --finetuning_runs 3 to include the variation between runs."
 
 
 class ComparedRow(TypedDict):
     """Two scores and the test of their difference, in percent and percentage points.
 
     ``p_adjusted``, after Holm's correction, is only in rows of languages. ``languages``, their number, is only in the pooled
-    row, and so is ``clusters``, the number of different items, if languages share some.
+    row, and so is ``clusters``, the number of different items, if languages share some. ``runs`` is the number of fine-tuning
+    runs of each encoder, in tasks that fine-tune.
     """
 
     before: float
@@ -47,6 +51,7 @@ class ComparedRow(TypedDict):
     p_adjusted: NotRequired[float]
     languages: NotRequired[int]
     clusters: NotRequired[int]
+    runs: NotRequired[int]
     verdict: Verdict
 
 
@@ -86,7 +91,7 @@ def compare(
         "pooled": {…}, "settings": {…}}``, see `Comparison`.
 
     Raises:
-        DataMismatchError: The results are not over the same items, or were not measured in the same way.
+        DataMismatchError: The results are not over the same items, or were not measured in the same way, or as often.
         DataError: A result keeps no items.
 
     >>> from metaphrase.evaluation.result import Measurement
@@ -114,6 +119,9 @@ def compare(
         if ids is not None:
             pooled_r = resampled_means({"": cluster_scores(changes, ids)}, resamples=resamples, seed=seed)
             resampled = resampled._replace(pooled=pooled_r)
+    changed = _changes_of_runs(before, after)
+    if changed and len(next(iter(changed.values()))) > 1:
+        resampled = _with_runs(resampled, changed, seed)
     rows = {
         language: _row(
             scores[0][language],
@@ -135,6 +143,8 @@ def compare(
     if ids is not None and contribution_k is not None:
         pooled["clusters"] = len(contribution_k)
     pooled["verdict"] = verdict(sign * pooled["difference"], pooled["p_value"])
+    for language, change_s in changed.items():
+        rows[language]["runs"] = pooled["runs"] = len(change_s)
     return {
         "languages": rows,
         "pooled": pooled,
@@ -150,11 +160,18 @@ def compare(
 
 
 def verdict_shown(row: Mapping[str, Any]) -> str:
-    """Return the verdict of a row for readers: a tie on few items, or on few that languages share, is "too few to tell".
+    """Return the verdict of a row for readers.
+
+    A tie on few items, or on few that languages share, is "too few to tell". A difference after one fine-tuning of each
+    encoder is "one run", because its interval lacks the variation between runs.
 
     >>> verdict_shown({"verdict": "tie", "n": 61}), verdict_shown({"verdict": "tie", "n": 100})
     ('too few to tell', 'tie')
+    >>> verdict_shown({"verdict": "better", "n": 100, "runs": 1}), verdict_shown({"verdict": "better", "n": 100, "runs": 3})
+    ('one run', 'better')
     """
+    if row.get("runs") == 1 and row["verdict"] != "tie":
+        return "one run"
     few = row.get("clusters", row.get("n", FEW_ITEMS)) < FEW_ITEMS
     return "too few to tell" if row["verdict"] == "tie" and few else str(row["verdict"])
 
@@ -168,6 +185,41 @@ def red_line_verdict(low: float, high: float, *, limit: float) -> str:
         limit: Largest acceptable loss.
     """
     return "kept" if low >= -limit else "lost" if high < -limit else "uncertain"
+
+
+def _changes_of_runs(before: Result, after: Result) -> dict[str, NDArray[np.float64]]:
+    """The difference in each fine-tuning run, by language, shape ``(runs,)`` each; empty for tasks without fine-tuning.
+
+    Raises:
+        DataMismatchError: One encoder was fine-tuned more often.
+    """
+    changed = {}
+    for language, one in after.languages.items():
+        old, new = (side.details.get("run_scores") for side in (before.languages[language], one))
+        if old is None or new is None:
+            return {}
+        if len(old) != len(new):
+            raise DataMismatchError(
+                f"The two results are means of different numbers of fine-tuning runs: {len(old)} before, {len(new)} after. "
+                "Evaluate both models with the same --finetuning_runs."
+            )
+        changed[language] = np.subtract(new, old)
+    return changed
+
+
+def _with_runs(resampled: Resampled, changed: Mapping[str, NDArray[np.float64]], seed: int) -> Resampled:
+    """Add the variation between at least two runs to resampled differences: standard errors times draws of Student's t."""
+    rng = np.random.default_rng(seed)
+
+    def add(difference_r: NDArray[np.float64], change_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        runs = len(change_s)
+        error = np.std(change_s, ddof=1) / np.sqrt(runs)
+        return difference_r + error * rng.standard_t(runs - 1, size=len(difference_r))
+
+    return Resampled(
+        {language: add(resampled.languages[language], change_s) for language, change_s in changed.items()},
+        add(resampled.pooled, np.mean(list(changed.values()), axis=0)),
+    )
 
 
 def check_comparable(before: Result, after: Result) -> None:

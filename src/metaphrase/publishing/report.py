@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.corpus.identification import language_name
-from metaphrase.evaluation.compare import compare, verdict_shown
+from metaphrase.evaluation.compare import ONE_RUN_NOTE, compare, verdict_shown
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
@@ -27,7 +27,8 @@ from metaphrase.publishing.plots import COLOURS, charts, svg
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 
-_STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
+#: Verdicts that `verdict_shown` returns.
+_STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red", "too few to tell": "dim", "one run": "dim"}
 
 Results = Mapping[str, Any]
 
@@ -51,6 +52,7 @@ def render_table(
         table.caption += "\n95 % bootstrap intervals."
     if comparison is not None:
         table.caption += "\nVerdicts are Holm-corrected over the languages."
+        table.caption += f"\n{ONE_RUN_NOTE}" * (comparison["pooled"].get("runs") == 1)
         table.add_column("difference", justify="right", overflow="fold")
         table.add_column("verdict")
 
@@ -85,6 +87,7 @@ def render_summary(results: Results) -> Table:
     table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
     if before:
         table.add_column("verdicts", overflow="fold")
+        table.caption += f"\n{ONE_RUN_NOTE}" * any(one["pooled"].get("runs") == 1 for one in comparisons.values())
     for name, scores in results["scores"].items():
         unlearned = sum(not row.get("learned", True) for row in scores["languages"].values())
         mark = f" (not learned in {unlearned} of {len(scores['languages'])})" if unlearned else ""
@@ -117,16 +120,17 @@ def _tested(row: Results | None) -> list[Text]:
     if row is None:
         return []
     low, high = row["interval"]
+    verdict = verdict_shown(row)
     return [
         Text.assemble(f"{row['difference']:+.1f}\n", (f"{low:+.1f}…{high:+.1f}", "dim")),
-        Text(verdict_shown(row), style=_STYLES[row["verdict"]]),
+        Text(verdict, style=_STYLES[verdict]),
     ]
 
 
 def _counts(rows: Results) -> str:
     """The number of languages of each verdict."""
     verdicts = [verdict_shown(row) for row in rows.values()]
-    return ", ".join(f"{verdicts.count(word)} {word}" for word in (*_STYLES, "too few to tell") if word in verdicts)
+    return ", ".join(f"{verdicts.count(word)} {word}" for word in _STYLES if word in verdicts)
 
 
 def write_report(

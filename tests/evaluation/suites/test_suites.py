@@ -18,7 +18,7 @@ from tokenizers.normalizers import Lowercase
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder, parallel_files
 from metaphrase.evaluation.bucc import PROTOCOLS
-from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.distractors import KINDS
 from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.measures import MEASURES
@@ -46,9 +46,10 @@ from metaphrase.evaluation.suites.running import (
     run_benchmark,
 )
 from metaphrase.evaluation.suites.samples import QUICK, Sample
-from metaphrase.evaluation.suites.transfer import finetuned_results
+from metaphrase.evaluation.suites.transfer import finetuned_results, mean_of_runs
 from metaphrase.evaluation.transfer.classification import against_majority
 from metaphrase.evaluation.transfer.data import UPOS
+from metaphrase.evaluation.transfer.running import FineTuner
 from metaphrase.evaluation.word_alignment import alignment_scores, load_gold_lines, load_wpt
 from metaphrase.exceptions import CorpusError
 from tests.evaluation.test_answer_retrieval import write_answers
@@ -646,7 +647,7 @@ def test_fine_tuning_in_bfloat16_trains_and_measures_in_it(
     assert scores["facts"]["training"]["bf16"] is True
 
 
-def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path, monkeypatch):
     tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24, "use_cpu": True}
     settings = Settings(resamples=50, transfer="finetune", finetuning=tiny)
     subject = Subject(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
@@ -657,7 +658,7 @@ def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny
     assert scores["languages"]["de"]["n"] == 12
     assert scores["groups"]["without English"]["score"] == scores["languages"]["de"]["score"]
     assert scores["facts"]["training"]["max_steps"] == 2
-    assert [path.name for path in subject.folder.iterdir()] == [cache_path(part, subject).name]
+    assert not list(subject.folder.rglob("checkpoint-*"))
     assert scores["settings"]["limit_test"] == 300
     assert "the first 300 in each language (limit_train none, limit_test 300)" in result["protocol"]
     for row in scores["languages"].values():
@@ -665,6 +666,47 @@ def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny
         assert row["learned"] in (True, False)
     compared = compare_scores(result["scores"], result["scores"], resamples=50, seed=0)["pawsx accuracy"]
     assert {row["verdict"] for row in compared["languages"].values()} == {"tie"}
+    assert {row["runs"] for row in (compared["pooled"], *compared["languages"].values())} == {1}
+
+    several = replace(subject, settings=replace(settings, finetuning_runs=2))
+    trained = []
+    monkeypatch.setattr(FineTuner, "train_or_resume", recorded(FineTuner.train_or_resume, trained))
+    (part,) = find_benchmarks(data, ["paraphrase"], several.settings)[0]
+    (both,) = run_benchmark(part, several)["scores"].values()
+    assert [trainer.args.seed for trainer in trained] == [43]  # the run with seed 42 is kept
+    for language, row in both["languages"].items():
+        one = scores["languages"][language]
+        assert row["sha256"] == one["sha256"]
+        assert row["run_scores"][0] == one["score"] == one["run_scores"][0]
+        assert row["score"] == pytest.approx(np.mean(row["run_scores"]))
+        assert set(row["items"]) <= {0, 0.5, 1}
+        assert row["interval"][0] <= row["score"] <= row["interval"][1]
+    assert both["average"]["score"] == pytest.approx(np.mean([row["score"] for row in both["languages"].values()]))
+
+
+def recorded(method, calls):
+    def call(self, *args, **kwargs):
+        calls.append(self)
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def test_runs_are_averaged_and_their_chunks_are_counted_together():
+    def run(score, items, learned):
+        row = {"metrics": {"f1": score}, "items": items, "interval": [0, 1], "facts": {"learned": learned}}
+        return {"languages": {"de": {"n": 2, **row}}, "seconds": 1.5}
+
+    runs = [run(90.0, [1, 0], False), run(70.0, [1, 1], True), run(80.0, [0, 1], False)]
+    answers = mean_of_runs("xquad", runs)["languages"]["de"]
+    assert answers["items"] == pytest.approx([2 / 3, 2 / 3])
+    assert answers["metrics"]["f1"] == pytest.approx(100 * 2 / 3)
+    assert answers["run_scores"] == [90, 70, 80]
+    assert answers["facts"] == {"learned": True}
+    chunks = mean_of_runs("ud", [run(50.0, [[1, 2, 2]], True), run(100.0, [[2, 2, 2]], True)])
+    assert chunks["languages"]["de"]["items"] == [[3, 4, 4]]
+    assert chunks["languages"]["de"]["metrics"]["f1"] == 75
+    assert (chunks["average"]["f1"], chunks["seconds"]) == (75, 3)
 
 
 @pytest.mark.parametrize(
@@ -1013,6 +1055,33 @@ def test_fine_tuned_models_are_compared_by_items():
     other["data"]["test"]["sw"]["sha256"] = "y"
     with pytest.raises(ValueError, match="'sw' are over different items"):
         compared_finetuned(other, finetuned(10))
+
+
+def of_runs(right, spread):
+    """Two languages, fine-tuned several times; the runs differ by ``spread``."""
+    found = finetuned(right)
+    for row in found["languages"].values():
+        row["run_scores"] = [row["metrics"]["accuracy"] + one for one in spread]
+    return found
+
+
+def test_the_variation_between_runs_widens_the_interval():
+    plain = compared_finetuned(finetuned(10), finetuned(20))
+    assert "runs" not in plain["pooled"]
+    assert plain["pooled"]["verdict"] == "better"
+    single = compared_finetuned(of_runs(10, [0]), of_runs(20, [0]))
+    assert single["pooled"] == plain["pooled"] | {"runs": 1}
+    assert verdict_shown(single["pooled"]) == verdict_shown(single["languages"]["en"]) == "one run"
+    equal = compared_finetuned(of_runs(10, [1, 2, 3]), of_runs(20, [1, 2, 3]))  # every run differs by the same points
+    assert equal["pooled"] == plain["pooled"] | {"runs": 3}
+    assert verdict_shown(equal["pooled"]) == "better"
+    noisy = compared_finetuned(of_runs(10, [0, 0, 0]), of_runs(20, [-10, 0, 10]))
+    assert noisy["pooled"]["difference"] == plain["pooled"]["difference"]
+    assert noisy["pooled"]["verdict"] == noisy["languages"]["en"]["verdict"] == "tie"
+    low, high = noisy["pooled"]["interval"]
+    assert (high - low) / 2 == pytest.approx(4.303 * 10 / 3**0.5, rel=0.25)  # Student's t with 2 degrees of freedom
+    with pytest.raises(ValueError, match="1 before, 3 after"):
+        compared_finetuned(of_runs(10, [0]), of_runs(20, [0, 0, 0]))
 
 
 def aligned(right):

@@ -206,6 +206,16 @@ def test_halves_of_one_data_set(nli):
     assert not load_benchmark(replace(options, selection="last"), XNLI, seed=0).dev
 
 
+def test_runs_with_different_seeds_can_share_a_split(nli):
+    options = FineTuningOptions(halves=f"{nli}@dev", dev_share=0.2)
+    first, other, shared = (
+        [load_benchmark(one, XNLI, seed=seed).test["sw"]["premise"]]
+        for one, seed in ((options, 0), (options, 1), (replace(options, split_seed=0), 1))
+    )
+    assert first != other
+    assert first == shared
+
+
 def test_dev_data_are_given_or_held_out(nli):
     options = FineTuningOptions(train=str(nli), dev=str(nli), test=str(nli), mode="translate-train")
     found = load_benchmark(options, XNLI, seed=0)

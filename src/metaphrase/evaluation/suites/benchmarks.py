@@ -29,6 +29,9 @@ from metaphrase.mining.margins import Margin, Retrieval
 
 logger = logging.getLogger(__name__)
 
+#: Version of the measurements and of their JSON form. Cached results of other revisions are not read.
+REVISION = 3
+
 
 @checked
 @dataclass(kw_only=True)
@@ -98,6 +101,11 @@ class Settings:
         "nli, paraphrase, pos. probe: a linear probe on the frozen encoder; finetune: the whole encoder is fine-tuned at a "
         "small scale, as qa always is. auto: a probe for paraphrase and pos; nli is fine-tuned, because a probe of sentence "
         "embeddings does not show what token states lost.",
+    )
+    finetuning_runs: Count = option(
+        1,
+        "Suites that fine-tune: number of runs of each encoder, with seeds 42, 43, …, whose scores are averaged. The "
+        "interval of a difference then covers the variation between runs.",
     )
     bf16: bool = option(
         False,

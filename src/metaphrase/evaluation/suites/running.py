@@ -22,7 +22,15 @@ from metaphrase.encoders.loading import encoder_files, find_folder, load_encoder
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
-from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Note, Settings, Subject, check_names
+from metaphrase.evaluation.suites.benchmarks import (
+    REVISION,
+    Benchmark,
+    DataUnavailable,
+    Note,
+    Settings,
+    Subject,
+    check_names,
+)
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
@@ -40,9 +48,6 @@ logger = logging.getLogger(__name__)
 
 #: File in the output folder that holds the results of the last evaluation.
 RESULTS = "results.json"
-#: Version of the measurements and of their JSON form. Cached results of other revisions are not read.
-REVISION = 3
-
 
 #: Suites that can load the model by name and fine-tune it.
 _FINE_TUNED = {task.suite for task in FINETUNED.values()}
@@ -51,7 +56,7 @@ _APPLIES = {
     setting: {name for name, suite in SUITES.items() if setting in suite.reads}
     for setting in (
         *("prompt", "bf16", "split", "text_equality", "margin_k", "strip_quotes", "margin", "k", "retrieval"),
-        *("answer_text", "trained_languages", "transfer", "languages"),
+        *("answer_text", "trained_languages", "transfer", "languages", "finetuning_runs"),
     )
 }
 _APPLIES |= {name: {"mining"} for name in ("protocols", "duplicates", "comparison")}
@@ -161,6 +166,8 @@ class EvaluateOptions(Settings):
             fine_tuned = _FINE_TUNED - set(PROBED_BY[self.transfer])
             if name == "bf16":
                 applies = applies | fine_tuned
+            elif name == "finetuning_runs":
+                applies = fine_tuned
             elif name in ("prompt", "pooling", "layer", "max_length"):
                 applies = applies - fine_tuned
             if not applies & set(self.suites):
@@ -187,6 +194,7 @@ class ModelScore:
         interval: 95 % interval of the difference.
         verdict: ``"better"``, ``"tie"`` or ``"worse"``; not corrected for the number of encoders.
         n: Number of items in all languages.
+        runs: Number of fine-tuning runs of each encoder, in suites that fine-tune.
     """
 
     data: str
@@ -199,6 +207,7 @@ class ModelScore:
     interval: list[float] | None = None
     verdict: str | None = None
     n: int | None = None
+    runs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -247,7 +256,7 @@ def evaluate_models(options: EvaluateOptions, note: Note = lambda item: None) ->
     for one in results:
         for name, scores in one["scores"].items():
             pooled = one.get("comparisons", {}).get(name, {}).get("pooled", {})
-            difference = {key: pooled.get(key) for key in ("before", "difference", "interval", "verdict", "n")}
+            difference = {key: pooled.get(key) for key in ("before", "difference", "interval", "verdict", "n", "runs")}
             score, lower_is_better = scores["average"]["score"], scores["lower_is_better"]
             rows.append(ModelScore(name, one["model"], scores["measure"], lower_is_better, score, **difference))
     names = list(dict.fromkeys(row.data for row in rows))

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import yaml
 from transformers import HfArgumentParser
 
-from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.measures import MEASURES, STS_RESAMPLES, ScoreOfCounts, ScoreOfSamples
 from metaphrase.evaluation.result import Measurement, Result, mean_of, with_intervals
+from metaphrase.evaluation.significance import percentile_interval
 from metaphrase.evaluation.suites.benchmarks import (
+    REVISION,
     Benchmark,
     Settings,
     Subject,
@@ -139,10 +142,10 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 suite,
                 f"small scale: {task.protocol}; {_limits(scale)}{', bfloat16' * settings.bf16}",
                 used,
-                task.work * text_size(used),
+                task.work * text_size(used) * settings.finetuning_runs,
                 partial(_measure, name, scale, folder, wanted, used),
                 {"small scale": scale},
-                reads=("languages",),
+                reads=("languages", "finetuning_runs"),
             )
 
 
@@ -200,17 +203,49 @@ def _measure(
     files: Sequence[Path],
     subject: Subject,
 ) -> dict[str, Result]:
+    """Fine-tune an encoder as often as the settings say, with different seeds and the same items."""
     settings = dict(scale) | FINETUNED[name].sources(folder)
-    settings |= {"languages": list(languages), "model": subject.name}
-    content = settings | {"data": files_sha256(files)}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    output = subject.folder / f"{name}-{digest[:8]}"
-    settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
-    options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
-    with exclusive(output):
-        found = FINETUNED[name].run(options, arguments, files=files)
-        shutil.rmtree(output)
-    return {title: replace(result, model=subject.name) for title, result in finetuned_results(name, found).items()}
+    settings |= {"languages": list(languages), "model": subject.name, "split_seed": scale["seed"]}
+    runs = []
+    for seed in range(scale["seed"], scale["seed"] + subject.settings.finetuning_runs):
+        content = settings | {"seed": seed, "revision": REVISION, "data": files_sha256(files)}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        output = subject.folder / f"{name}-{digest[:8]}"
+        run = settings | {"seed": seed, "output_dir": str(output), "disable_tqdm": not subject.show_progress}
+        options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(run)
+        with exclusive(output):
+            runs.append(FINETUNED[name].run(options, arguments, files=files))
+    results = finetuned_results(name, mean_of_runs(name, runs))
+    return {title: replace(result, model=subject.name) for title, result in results.items()}
+
+
+def mean_of_runs(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Average runs over the same items: their metrics and item scores; counts of chunks are summed.
+
+    ``run_scores`` of a language are the first metric of each run. Its interval covers the items alone. A classifier has
+    learned if it has in any run.
+    """
+    measure = MEASURES[FINETUNED[name].statistic]
+    assert isinstance(measure, ScoreOfSamples)
+    languages = {}
+    for language, first in runs[0]["languages"].items():
+        rows = [run["languages"][language] for run in runs]
+        primary, *_ = first["metrics"]
+        row = {**first, "run_scores": [one["metrics"][primary] for one in rows]}
+        if len(runs) > 1:
+            combine = np.sum if isinstance(measure, ScoreOfCounts) else np.mean
+            row["items"] = combine([one["items"] for one in rows], axis=0).tolist()
+            items = measure.items(row)
+            metrics = {metric: fmean(one["metrics"][metric] for one in rows) for metric in first["metrics"]}
+            row["metrics"] = metrics | {primary: measure.score(items)}
+            ((score_r,),) = measure.samples([{language: items}], resamples=measure.max_resamples, seed=0).values()
+            row["interval"] = percentile_interval(score_r)
+            facts = first.get("facts", {})
+            if "learned" in facts:
+                row["facts"] = facts | {"learned": any(one["facts"]["learned"] for one in rows)}
+        languages[language] = row
+    seconds = round(sum(run["seconds"] for run in runs), 1)
+    return {**runs[0], "languages": languages, "average": average(languages), "seconds": seconds}
 
 
 def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
@@ -221,6 +256,7 @@ def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
     """
     results: dict[str, Result] = {}
     tested = found.get("data", {}).get("test", {})
+    kept = ("items", "run_scores", "checkpoint", "metrics")
     for measure in list(found["average"])[:2]:
         first = not results
         languages = {
@@ -229,9 +265,7 @@ def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
                 row["metrics"][measure],
                 tuple(row["interval"]) if first and "interval" in row else None,
                 tested.get(language, {}).get("sha256"),
-                {key: row[key] for key in ("items", "checkpoint", "metrics") if key in row} | row.get("facts", {})
-                if first
-                else {},
+                {key: row[key] for key in kept if key in row} | row.get("facts", {}) if first else {},
             )
             for language, row in found["languages"].items()
         }

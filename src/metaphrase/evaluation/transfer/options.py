@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import BelowOne, BetweenZeroAndOne, Count, Length, Positive, checked
+from metaphrase.io.arguments import BelowOne, BetweenZeroAndOne, Count, Length, Positive, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.training_ranges import TrainingRanges, select_device
 
@@ -36,6 +36,10 @@ class FineTuningOptions:
     )
     dev_share: BetweenZeroAndOne = option(
         0.1, "Share of all items held out as dev data if --dev is not given; with --halves, below 0.5."
+    )
+    split_seed: Seed | None = option(
+        None,
+        "Seed of the split by --halves or --dev_share. Default: --seed. Set it to compare runs with different seeds.",
     )
     languages: list[str] | None = option(None, "Languages to measure, separated by spaces or commas. Default: all.")
     mode: Mode = option(

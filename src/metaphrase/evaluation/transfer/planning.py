@@ -34,7 +34,11 @@ class Run:
 def load_benchmark(
     options: FineTuningOptions, form: Format, *, seed: int, files: Sequence[Path] | None = None
 ) -> TransferData:
-    """Read the data that the options name. If ``files`` are given, only these are read from folders."""
+    """Read the data that the options name. If ``files`` are given, only these are read from folders.
+
+    ``seed`` splits the data, unless the options have ``split_seed``.
+    """
+    seed = seed if options.split_seed is None else options.split_seed
     read = partial(read_languages, form=form, files=files)
     languages = split_list(options.languages or ()) or None
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
