@@ -214,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--runs", type=Path, nargs="+", help="runs that were merged, if the release is not that of a run"
     )
     parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
+    parser.add_argument("--limit", nargs="*", default=[], help="further sentences of the card's section on limits")
     parser.add_argument("--notice", type=Path, help="origin and licences of the training data, in Markdown")
     parser.add_argument("--origin", help="the training text in a few words, if its origin is unknown to the run")
     parser.add_argument(
@@ -420,7 +421,7 @@ def card(
         references=facts["references"],
         tolerance=TOLERANCE,
         difference=facts["difference"],
-        limits="\n".join(f"- {sentence.format(**limits)}" for sentence in LIMITS),
+        limits="\n".join(f"- {one}" for one in (*(one.format(**limits) for one in LIMITS), *options.limit)),
         training=training(cards),
         measured=f"All results were measured with the difference in {BITS} bits.\n\n" if options.merged else "",
         rebuild=facts["rebuild"] or rebuild_command(name, runs[0]["command"]),

@@ -76,8 +76,8 @@ repeated run has the same digests only on the same hardware and with the same ve
 """
 
 RELEASED = (
-    " *As released*, they are merged with the starter (weight {merge:g}), and {debias} directions of language identity are "
-    "projected out."
+    " *Merged and debiased* encoders are merged with the starter (weight {merge:g}), and {debias} directions of language "
+    "identity are projected out."
 )
 CHANGED = " the terms differ from those of the package, because the bitext has no other text and the run is short."
 

@@ -59,7 +59,7 @@ COSTS = {
     "xquad f1": "XQuAD F1",
 }
 #: Names of the encoders of a cell, in words.
-VARIANTS = {"raw": "As trained", "merged": "Merged", "released": "As released"}
+VARIANTS = {"raw": "As trained", "merged": "Merged", "released": "Merged and debiased"}
 #: Groups of the languages of SIB-200 that are kept.
 RESOURCES = ("trained", "in XLM-R", "not in XLM-R")
 #: Axes of the plot: gain and cost.
@@ -286,12 +286,11 @@ def machine(content: Mapping[str, Any]) -> str:
 # ----------------------------------------------------------------------------------------------------------------- page
 
 
-def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping[str, str]], plot: str | None) -> str:
-    """The section of a setting as Markdown. ``claims`` are orders that papers report."""
+def main_tables(stored: Stored, recipes: Sequence[str], plot: str | None) -> str:
+    """The differences to the starter in a setting, as Markdown."""
     trained = [recipe for recipe in recipes if stored.seeds(recipe)]
     if not trained or not stored.scores:
         return EMPTY
-    scores = [score for score in {**GAINS, **COSTS} if score in stored.scores]
     facts = max(stored.training.values(), key=lambda one: one["steps"])
     lines = [
         f"{facts['steps']} steps of {facts['batch_size']} pairs; {'; '.join(stored.hardware)}. Differences in points with "
@@ -300,18 +299,33 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
     ]
     if plot:
         lines += ["", f"![Gain and cost of each recipe]({plot})"]
-    for variant, words in VARIANTS.items():
-        for other in (STARTER, REFERENCE):
-            if table := stored.differences(trained, variant, other, scores):
-                of = "the starter, with or without its prompt" if other == STARTER else f"`{REFERENCE}`"
-                lines += ["", f"### {words}, against {of}", *_difference_tables(trained, table)]
+    lines += _against(STARTER, "the starter, with or without its prompt", stored, trained)
+    return "\n".join(lines)
+
+
+def further_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping[str, str]]) -> str:
+    """The other results of a setting, as Markdown. ``claims`` are orders that papers report."""
+    trained = [recipe for recipe in recipes if stored.seeds(recipe)]
+    if not trained or not stored.scores:
+        return EMPTY
+    lines = _against(REFERENCE, f"`{REFERENCE}`", stored, trained)
     if stored.alphas:
         lines += ["", "### Choice of alpha on dev data", "", *_alpha_table(stored, trained)]
     if any(variant == "raw" for own in stored.scores.values() for _, variant, _ in own) and claims:
         lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
     if any(name.startswith(GROUP) for name in stored.scores):
         lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
-    return "\n".join([*lines, "", "### Computation", "", *_cost_table(stored, trained)])
+    return "\n".join([*lines, "", "### Computation", "", *_cost_table(stored, trained)]).strip()
+
+
+def _against(other: str, name: str, stored: Stored, trained: Sequence[str]) -> list[str]:
+    """The differences of each variant to a baseline."""
+    lines = []
+    scores = [score for score in {**GAINS, **COSTS} if score in stored.scores]
+    for variant, words in VARIANTS.items():
+        if table := stored.differences(trained, variant, other, scores):
+            lines += ["", f"### {words}, against {name}", *_difference_tables(trained, table)]
+    return lines
 
 
 def _alpha_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
@@ -459,19 +473,34 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
         xlabel=f"{headings[AXES[1]]}, difference to the starter",
         ylabel=f"{headings[AXES[0]]}, difference to the starter",
     )
-    axes.set_title("Circles: as trained; squares: merged; star: as released", fontsize=9)
+    axes.set_title("Circles: as trained; squares: merged; star: merged and debiased", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 
 def write_page(results: Path, page: Path, config: Path = CONFIG) -> None:
-    """Write the tables and the plot of every setting between the markers of a page, each under its own heading."""
+    """Write the tables and the plot of every setting between the markers of a page, each under its own heading.
+
+    If there is a page with the same name and ``-tables``, it receives all tables but the differences to the starter, and
+    those too of the settings in ``replications`` of the configuration.
+    """
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    recipes, sections = list(content["recipes"]), []
+    further_page = page.with_stem(f"{page.stem}-tables")
+    recipes = list(content["recipes"])
+    sections: dict[Path, list[str]] = {page: [], further_page: []}
     for folder in sorted(path for path in results.glob("*") if path.is_dir()):
         stored = Stored.read(folder)
         plot = draw(stored, recipes, page.parent / page.stem / f"{folder.name}.svg")
-        text = page_tables(stored, recipes, content.get("claims", ()), plot and f"{page.stem}/{plot.name}")
-        sections.append(f"## {folder.name}\n\n{text}")
-    fill(page, {"evidence": "\n\n".join(sections) or EMPTY})
+        main = main_tables(stored, recipes, plot and f"{page.stem}/{plot.name}")
+        further = further_tables(stored, recipes, content.get("claims", ()))
+        if not further_page.exists():
+            sections[page].append(f"## {folder.name}\n\n{main}\n\n{further}")
+        elif folder.name in content.get("replications", ()):
+            sections[further_page].append(f"## {folder.name}\n\n{main}\n\n{further}")
+        else:
+            sections[page].append(f"## {folder.name}\n\n{main}")
+            sections[further_page].append(f"## {folder.name}\n\n{further}")
+    for path, own in sections.items():
+        if path.exists():
+            fill(path, {"evidence": "\n\n".join(own) or EMPTY})

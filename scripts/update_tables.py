@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transformers import HfArgumentParser
 
 from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.distractors import KINDS
+from metaphrase.evaluation.retrieval import TATOEBA_GROUPS
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import cores
 from metaphrase.io.files import read_json
@@ -163,6 +166,12 @@ GROUPS = {group: f"the {group}" for group in ("36", "14", "8", "5", "4")} | {
     group: f"languages {group}" for group in ("in XLM-R", "not in XLM-R")
 }
 
+#: What the groups are.
+GROUPS_NOTE = (
+    "The groups are those of the papers. The 36 are the languages of Tatoeba in XTREME, and the 14 also those of XNLI. "
+    + " ".join(f"The {group}: {', '.join(TATOEBA_GROUPS[group])}." for group in ("8", "5", "4"))
+)
+
 
 def keep_suites(results: Sequence[Path], path: Path) -> None:
     """Store average scores of the baseline and the release, and the significance tests between them.
@@ -252,34 +261,77 @@ def _score(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("n", "score", "interval", *DIRECTIONS) if key in row}
 
 
-def suites_table(content: dict[str, Any]) -> str:
-    """Format one row for each score, with its significance test, if available."""
+#: What the names of test sets mean, by the regular expression of a score's name.
+TEST_SETS = {
+    r"demo": "`demo`: held-out pairs of the bitext of `metaphrase demo`. Other pairs of it were used for training.",
+    r"lafand": "`lafand`: Swahili news of LAFAND-MT.",
+    r"software": (
+        "`software`: localisation strings, 500 pairs of each language, from the sources of the release's training"
+        " data."
+    ),
+    r"tatoeba": "`tatoeba`: Tatoeba v1 of LASER.",
+    r"udhr": (
+        "`udhr`: the Universal Declaration of Human Rights. Its articles with odd numbers are the texts that "
+        "directions of language identity are found on."
+    ),
+    r".* xsim": "`xsim`: retrieval by ratio margin instead of cosine.",
+    r".* xsim\+\+": (
+        "`xsim++`: retrieval of English sentences among altered copies of them, with another number, name, "
+        "negation, comparison or cause."
+    ),
+    r"stsb": "`stsb`: translations of STS-B, similarity within a language; `stsb cross-lingual`: across two languages.",
+    r"bucc": "`bucc2018-sample`: mining of parallel sentences, a sample of BUCC 2018 (the threshold is chosen on it).",
+    r"xquad-r": (
+        '`xquad-r`: questions in 11 languages, answered from one pool of sentences in all of them (LAReQA). "In '
+        'one language" and "in the question\'s language": the candidates of that language only. Own-language bias:'
+        " the share of questions whose first answer is in that language, minus the share expected by chance."
+    ),
+    r"xquad-r paragraph": "`xquad-r paragraph`: the first 120 questions; each candidate is followed by its paragraph.",
+    r"sib200": (
+        "`sib200`: the first 50 sentences of each split of SIB-200 (FLORES); retrieval, and topics by a linear "
+        "probe that is trained in English."
+    ),
+    r"alignment-gold|wpt05": (
+        "`alignment-gold`, `wpt05-en-hi`: word alignment of English–French, Romanian–English and English–Hindi; "
+        "`tuned`: with the layer, method and threshold that are best on the first fifth of the pairs."
+    ),
+    r"ud|pawsx": (
+        "`ud`, `pawsx`: parts of speech (Universal Dependencies, 300 sentences of each language) and paraphrases "
+        "(600 pairs), by a linear probe that is trained in English on the frozen encoder."
+    ),
+    r"xnli|xquad": (
+        "`xnli`, `xquad`: inference (300 pairs of each language) and question answering (60 questions). The "
+        "encoder is fine-tuned in English at a small scale: half of the dev items of XNLI, and half of the "
+        "paragraphs of XQuAD."
+    ),
+    r"mteb": "`mteb`: the same data as tasks of MTEB.",
+}
+
+
+def suites_table(content: dict[str, Any], *, described: bool = True) -> str:
+    """Format one row for each score with its significance test, and the retrieval scores of groups of languages.
+
+    ``described`` adds the meaning of the names.
+    """
     scores = content["scores"]
-    rows = []
+    rows, of_groups = [], []
     for name, one in scores.items():
         measure = measure_words(one)
-        directed = DIRECTIONS[0] in one["after"]["average"]
-        if not directed or one["lower_is_better"]:
-            label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
+        directed = DIRECTIONS[0] in one["after"]["average"] and not one["lower_is_better"]
+        counted = one["languages"] > 1
+        label = (
+            f"{name}, {'' if directed else 'mean of '}{one['languages']}{' languages' * directed}" if counted else name
+        )
+        if not directed:
             rows.append([label, measure, *(score_cell(one, side) for side in SIDES), *test_cells(one)])
             continue
-        for group in ("average", *(group for group in GROUPS if group in one["after"])):
-            if group == str(one["languages"]):
-                continue
-            cells = [
-                " / ".join(f"{one[side][group][direction]['accuracy']:.1f}" for direction in DIRECTIONS)
-                + prompt_mark(one, side)
-                if side in one
-                else ""
-                for side in SIDES
-            ]
-            plural = "s" * (one["languages"] > 1)
-            label = (
-                f"{name}, {one['languages']} language{plural}" if group == "average" else f"{name}, {GROUPS[group]}"
-            )
-            tested = test_cells(one) if group == "average" else ["", ""]
-            rows.append([label, f"{measure}, xx→en / en→xx", *cells, *tested])
-    lines = markdown(["benchmark", "measure", "starter", "release", "difference", ""], "llrrrl", rows)
+        cells = [" / ".join(_directions(one, side, "average")) + prompt_mark(one, side) for side in SIDES]
+        rows.append([label, f"{measure}, xx→en / en→xx", *cells, *test_cells(one)])
+        for group in GROUPS:
+            if group in one["after"] and group != str(one["languages"]):
+                columns = zip(*(_directions(one, side, group) for side in SIDES), strict=True)
+                of_groups.append([f"{name}, {GROUPS[group]}", *(cell for pair in columns for cell in pair)])
+    lines = markdown(["test set", "measure", "starter", "release", "difference", ""], "llrrrl", rows)
     suites = ", ".join(f"`--suite {suite}`" for suite in content["suites"])
     lines += [
         *footnotes(lines),
@@ -289,7 +341,22 @@ def suites_table(content: dict[str, Any]) -> str:
         "paired bootstrap intervals.",
         *(f"Not measured: {name}, because its data could not be loaded." for name in content["skipped"]),
     ]
+    if described:
+        lines += ["", "The test sets and measures:", ""]
+        for pattern, words in TEST_SETS.items():
+            if any(re.match(rf"({pattern})\b|({pattern})$", name) for name in scores):
+                lines += textwrap.wrap(f"- {words}", 132, subsequent_indent="  ", break_on_hyphens=False)
+    heads = ["accuracy in groups of languages", "xx→en, starter", "release", "en→xx, starter", "release"]
+    lines += ["", *markdown(heads, "lr", of_groups)]
+    lines += ["", *textwrap.wrap(GROUPS_NOTE, 132)] if described else []
     return "\n".join(lines)
+
+
+def _directions(one: dict[str, Any], side: str, group: str) -> list[str]:
+    """Format the accuracies of both directions; empty without a baseline."""
+    if side not in one:
+        return [""] * len(DIRECTIONS)
+    return [f"{one[side][group][direction]['accuracy']:.1f}" for direction in DIRECTIONS]
 
 
 def sib200_table(content: dict[str, Any]) -> str:
@@ -603,7 +670,7 @@ def stored_tables() -> dict[str, str]:
         "suites": ("suites", suites_table),
         "sib200": ("suites", sib200_table),
         "xsimpp": ("suites", xsimpp_table),
-        "suites-dap": ("suites-dap", suites_table),
+        "suites-dap": ("suites-dap", partial(suites_table, described=False)),
         "durations": ("durations", durations_table),
         "alignment": ("alignment", alignment_table),
         "trained-aligner": ("word_aligner", trained_aligner_table),

@@ -91,6 +91,19 @@ def test_evaluate_sts(tiny_encoder_dir, bitext, contract, tmp_path):
     assert contract("evaluate.sts.results", read(tmp_path / "kept" / "results.json")) == []
 
 
+def test_evaluate_fine_tuning(tiny_encoder_dir, bitext, contract, tmp_path):
+    """A suite that fine-tunes."""
+    folder = tmp_path / "benchmarks" / "xnli"
+    folder.mkdir(parents=True)
+    labels = ("entailment", "neutral", "contradiction")
+    for language, side in (("en", "target"), ("de", "source")):
+        lines = [f"{row[side]}\t{bitext[at % 3][side]}\t{labels[at % 3]}\n" for at, row in enumerate(bitext)]
+        (folder / f"dev-{language}.tsv").write_text("".join(lines), encoding="utf-8")
+    arguments = ["evaluate", tiny_encoder_dir, "--suite", "nli", "--data", folder.parent, "--resamples", 50]
+    printed = command(*arguments, "--baseline", tiny_encoder_dir, "--output_dir", tmp_path / "kept", "--json")
+    assert contract("evaluate.fine-tuning", json.loads(printed)) == []
+
+
 def test_mine(tiny_encoder_dir, bitext, contract, tmp_path):
     for language, side in (("de", "source"), ("en", "target")):
         lines = [row[side] for row in bitext]

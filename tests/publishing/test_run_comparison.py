@@ -132,4 +132,4 @@ def test_the_command_prints_and_draws(write, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["rows"] == compare_runs(runs)
     assert plot.read_text().count("difference in points") == 2
     assert main(["compare", *map(str, runs), "--plot", str(tmp_path / "plot.doc")]) == 2
-    assert "--plot is drawn as PNG, SVG or PDF, but is " in capsys.readouterr().err
+    assert "--plot writes PNG, SVG or PDF, but got " in capsys.readouterr().err

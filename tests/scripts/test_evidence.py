@@ -349,7 +349,7 @@ def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
     headings = [heading for name, heading in {**table.GAINS, **table.COSTS}.items() if name not in missing]
     text = page.read_text()
     assert [heading for heading in headings if f" {heading} |" not in text] == []
-    assert "### As released, against the starter" in text
+    assert "### Merged and debiased, against the starter" in text
     lines = text.count("| `metaphrase` | 1 | ")
     assert (
         lines == 2 + 2 * 5
@@ -484,6 +484,28 @@ def test_the_page_shows_what_is_kept(table, stored, tmp_path):
     assert page.read_bytes() == before
 
 
+def test_further_tables_have_a_page_of_their_own(table, stored, tmp_path):
+    marked = "<!-- evidence -->\n<!-- /evidence -->\n"
+    page, further = tmp_path / "evidence.md", tmp_path / "evidence-tables.md"
+    page.write_text(marked)
+    table.write_page(stored, page)
+    whole = page.read_text()
+    for path in (page, further):
+        path.write_text(marked)
+    table.write_page(stored, page)
+    texts = [path.read_text() for path in (page, further)]
+    tables = [[line for line in text.splitlines() if line.startswith("|")] for text in (whole, *texts)]
+    assert sorted(tables[0]) == sorted(tables[1] + tables[2])
+    assert [text.count("\n### As trained, against the starter") for text in texts] == [1, 0]
+    assert [text.count("\n### As trained, against `tr`") for text in texts] == [0, 1]
+    assert [text.count("\n## starter-100x64\n") for text in texts] == [1, 1]
+    config = tmp_path / "config.yaml"
+    config.write_text(table.CONFIG.read_text().replace("[starter-100x64-bf16]", "[starter-100x64]"))
+    table.write_page(stored, page, config)
+    assert "|" not in page.read_text()
+    assert [line for line in further.read_text().splitlines() if line.startswith("|")] == tables[0]
+
+
 def test_no_column_is_empty(table, stored, tmp_path):
     (stored / "starter-100x64" / "step_times.json").unlink()
     for path in stored.glob("*/*/*/alpha.json"):
@@ -508,10 +530,12 @@ def test_a_page_without_results_names_the_command(table, tmp_path):
 @pytest.mark.slow
 def test_the_page_is_up_to_date(script, table, tmp_path):
     options = script.parsed([])
-    page = tmp_path / options.page.name
-    page.write_bytes(options.page.read_bytes())
-    table.write_page(options.results, page)
-    assert page.read_bytes() == options.page.read_bytes()
+    names = (options.page.name, f"{options.page.stem}-tables.md")
+    for name in names:
+        (tmp_path / name).write_bytes(options.page.with_name(name).read_bytes())
+    table.write_page(options.results, tmp_path / options.page.name)
+    for name in names:
+        assert (tmp_path / name).read_bytes() == options.page.with_name(name).read_bytes()
 
 
 def test_another_configuration_has_its_own_recipes_results_and_page(script, table, tmp_path):

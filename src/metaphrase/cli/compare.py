@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase compare", [CompareOptions], argv, description=SUMMARY, examples=EXAMPLES)
     if options.plot is not None and Path(options.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(
-            f"--plot is drawn as PNG, SVG or PDF, but is {options.plot}. End its name in .png, .svg or .pdf."
+            f"--plot writes PNG, SVG or PDF, but got {options.plot}. End the name of the file in .png, .svg or .pdf."
         )
     check_files([options.plot], [])
     rows = compare_runs(options.runs, baseline=options.baseline)

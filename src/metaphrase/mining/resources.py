@@ -47,6 +47,6 @@ def check_disk(needed: Mapping[str, int], work: Path, note: Callable[[str], Any]
     )
     if needed["disk"] > free:
         raise StorageError(
-            f"Not enough disk space in {work}: {format_size(free)} of {format_size(needed['disk'])} are free. Put the "
+            f"Not enough disk space in {work}: {format_size(needed['disk'])} needed, {format_size(free)} free. Put the "
             f"output on another disk, or delete {work} and pass --half."
         )

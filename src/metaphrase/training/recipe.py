@@ -190,8 +190,8 @@ class Recipe:
         """
         if isinstance(name_or_path, Recipe):
             raise RecipeError(
-                f"A recipe is named, or read from a YAML file, but the Recipe {_short(name_or_path.name)} was passed. Write "
-                "its to_dict() to a YAML file, and pass the path."
+                "Expected the name of a recipe or the path of a YAML file, but got the Recipe object "
+                f"{_short(name_or_path.name)}. Write its to_dict() to a YAML file, and pass the path."
             )
         path = Path(name_or_path)
         if path.suffix in (".yaml", ".yml"):
