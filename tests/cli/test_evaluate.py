@@ -568,6 +568,15 @@ def _tested(row):
     return {key: row[key] for key in ("difference", "interval", "verdict", "n", "runs")}
 
 
+def test_a_tie_on_sentences_that_languages_share_is_too_few_to_tell():
+    row = {"difference": 0.0, "interval": [-1.0, 1.0], "verdict": "tie", "n": 240, "clusters": 60}
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(
+        models_table(Evaluations([], [ModelScore("few", "b", "accuracy", False, 50.0, 50.0, **row)], {"model": "a"}))
+    )
+    assert "too few to tell" in console.export_text()
+
+
 def test_all_names_suites_without_an_option(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(running, "find_benchmarks", lambda *args, **options: ([], {}))
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2

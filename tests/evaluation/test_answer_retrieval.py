@@ -267,6 +267,16 @@ def test_the_paragraph_follows_the_sentence(tmp_path):
         compare(evaluate_answer_retrieval(model, sets, resamples=10)["mAP"], results["mAP"])
 
 
+def test_the_order_of_languages_does_not_matter(tmp_path):
+    sets = load_answer_folder(write_answers(tmp_path / "xquad-r"))
+    model = Vectors()
+    one, other = (
+        evaluate_answer_retrieval(model, {code: sets[code] for code in order}, resamples=10)["mAP"]
+        for order in (sorted(sets), sorted(sets, reverse=True))
+    )
+    assert compare(one, other)["pooled"]["difference"] == 0
+
+
 def test_less_language_is_better(tmp_path):
     """The paired comparison of the same items, in the direction of each measure."""
     paragraphs = [[f"{at} {number}" for number in range(10)] for at in range(4)]

@@ -246,6 +246,7 @@ def test_folders_with_labels(tiny_encoder, tmp_path, bitext, kind):
     row = data_guard(tiny_encoder, few, prompts=["x: "]).measure(tiny_encoder)
     assert row["languages"].keys() == few.sets.keys()
     assert row["verdict"] in ("tie", "worse")  # the original counts with its better prompt
+    assert ("clusters" in row) is (kind in ("sib200", "monolingual answers"))  # their languages share items
 
 
 class Letters:

@@ -13,6 +13,7 @@ from mteb.languages.check_language_code import check_language_code
 from rich.console import Console
 
 from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation import mteb_tasks
 from metaphrase.evaluation.answer_retrieval import evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.encoding import prepare
@@ -89,6 +90,19 @@ def test_a_digest_depends_on_the_content_of_a_model(tiny_encoder, tiny_encoder_d
     assert model_hash(tiny_encoder) != before
 
 
+def test_a_digest_of_an_encoder_depends_on_its_architecture(tiny_encoder, tmp_path):
+    before = encoder_digest(tiny_encoder)
+    tiny_encoder.save_pretrained(str(tmp_path / "copy"))
+    assert encoder_digest(load_encoder(tmp_path / "copy")) == before
+    config = tmp_path / "copy" / "config.json"
+    content = json.loads(config.read_text())
+    for changed in ({"hidden_act": "relu"}, {"num_attention_heads": content["num_attention_heads"] // 2}):
+        config.write_text(json.dumps(content | changed))
+        assert encoder_digest(load_encoder(tmp_path / "copy")) != before
+    config.write_text(json.dumps(content | {"architectures": ["Other"]}))
+    assert encoder_digest(load_encoder(tmp_path / "copy")) == before
+
+
 def test_a_digest_of_files_is_of_names_and_contents(tmp_path):
     (tmp_path / "a").write_text("x")
     (tmp_path / "b").write_text("y")
@@ -117,6 +131,15 @@ def test_a_prompt_is_a_separate_experiment(tiny_encoder):
     plain, auto, other = (model_meta(tiny_encoder, "m", prompt) for prompt in (None, "auto", "query: "))
     assert plain.experiment_name is None
     assert len({plain.experiment_name, auto.experiment_name, other.experiment_name}) == 3
+    names = {auto.experiment_name}
+    for prompts in (
+        {"query": "query: "},  # passages have none
+        {"query": "query: ", "passage": "passage: ", "BitextMining": ""},
+        {"query": "passage: ", "passage": "query: "},
+    ):
+        tiny_encoder.prompts = prompts
+        names |= {model_meta(tiny_encoder, "m", prompt).experiment_name for prompt in ("auto", "query: ")}
+    assert len(names) == 5
 
 
 # --- Languages ---

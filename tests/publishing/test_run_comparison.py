@@ -11,25 +11,26 @@ from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.publishing.run_comparison import compare_runs
 
 
-def result(share, seed, n=200):
+def result(share, seed, n=200, **details):
     """Accuracy in two languages, of which about a share of the items is right."""
     languages = {}
     for place, language in enumerate(("fi", "sw")):
         items = (np.random.default_rng([seed, place]).random(n) < share).astype(float).tolist()
-        languages[language] = Measurement(n, 100 * float(np.mean(items)), details={"items": items})
+        languages[language] = Measurement(n, 100 * float(np.mean(items)), details={"items": items, **details})
     average = Measurement(2, float(np.mean([one.score for one in languages.values()])))
     return Result("demo", "encoder", "accuracy", languages, average, statistic="items").to_dict()
 
 
 @pytest.fixture
 def write(tmp_path):
-    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200, **settings):
+    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200, ids=None, **settings):
+        shared = {} if ids is None else {"item_ids": ids}
         facts = {"recipe": {"name": recipe}, "seed": seed, "model": "starter", "steps": steps, "files": []}
         facts["settings"] = {"recipe": recipe, "seed": seed, "output_dir": name, **settings}
         report = {
             "run": facts,
-            "before": {test: result(0.5, 0, n) for test in tests},
-            "after": {test: result(share, seed, n) for test in tests},
+            "before": {test: result(0.5, 0, n, **shared) for test in tests},
+            "after": {test: result(share, seed, n, **shared) for test in tests},
         }
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(report))
@@ -79,6 +80,14 @@ def test_a_tie_on_few_items_is_shown_as_that(write, capsys, n, verdict, seeds):
     assert (row["n"], row["verdict"]) == (2 * n, "tie")
     assert main(["compare", *map(str, runs)]) == 0
     assert verdict in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_tie_on_few_items_that_languages_share_is_shown_as_that(write, capsys):
+    run = write("run", share=0.5, ids=[number % 40 for number in range(200)])
+    (row,) = compare_runs([run])
+    assert (row["n"], row["clusters"], row["verdict"]) == (400, 40, "tie")
+    assert main(["compare", str(run)]) == 0
+    assert "too few to tell" in " ".join(capsys.readouterr().out.split())
 
 
 def test_configurations_of_one_recipe_are_named_by_their_folders(write):

@@ -73,7 +73,10 @@ def models_table(found: Evaluations) -> Table:
         cells = [row.data, row.model, row.measure + " ↓" * row.lower_is_better, f"{row.score:.1f}"]
         if row.interval is not None:
             low, high = row.interval
-            cells += [f"{row.difference:+.1f} [{low:+.1f}, {high:+.1f}]", verdict_shown(asdict(row))]
+            cells += [
+                f"{row.difference:+.1f} [{low:+.1f}, {high:+.1f}]",
+                verdict_shown({key: value for key, value in asdict(row).items() if value is not None}),
+            ]
         table.add_row(*map(Text, cells))
     return table
 

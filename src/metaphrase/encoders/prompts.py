@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 #: MTEB's name for tasks that compare sentences of two languages, and the name of the prompt that a model stores for them.
 BITEXT = "BitextMining"
 
 
-def resolve_prompt(
-    model: Any, prompt: str | None, use: Literal["sentence", "question", "passage"] = "sentence"
-) -> str:
+#: What a text is used for.
+Use = Literal["sentence", "question", "passage"]
+USES: tuple[Use, ...] = get_args(Use)
+
+
+def resolve_prompt(model: Any, prompt: str | None, use: Use = "sentence") -> str:
     """Text before each text: None uses no prompt, ``"auto"`` the prompt that the model stores for a use, if any.
 
     Questions have the prompt ``query``, and passages ``passage`` or ``document``. Sentences that are compared with each other

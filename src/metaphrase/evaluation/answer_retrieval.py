@@ -433,7 +433,8 @@ def evaluate_monolingual_answers(
 def _sha256(sets: Mapping[str, AnswerSet], answer_text: AnswerText) -> str:
     """Digest of the questions, the pool and the answers."""
     content = [
-        [language, one.ids, one.questions, one.answers, one.candidates(answer_text)] for language, one in sets.items()
+        [language, one.ids, one.questions, one.answers, one.candidates(answer_text)]
+        for language, one in sorted(sets.items())
     ]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, takewhile
 from operator import itemgetter
-from typing import Any, Literal, Protocol, Unpack
+from typing import Any, Protocol, Unpack
 
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.encoders.prompts import USES, resolve_prompt
 from metaphrase.evaluation.compare import compare, red_line_verdict
 from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encode_texts
 from metaphrase.evaluation.evaluator import RecordedEvaluator
@@ -147,10 +147,9 @@ def data_guard(
         prompts: Further prompts to measure the original with; the best result counts.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
     """
-    uses: tuple[Literal["sentence", "question", "passage"], ...] = ("sentence", "question", "passage")
     different: dict[tuple[str, ...], str | None] = {}
     for prompt in (encoding.get("prompt"), *prompts):
-        different.setdefault(tuple(resolve_prompt(original, prompt, use) for use in uses), prompt)
+        different.setdefault(tuple(resolve_prompt(original, prompt, use) for use in USES), prompt)
     results = (data.evaluate(original, data.sets, **{**encoding, "prompt": one}) for one in different.values())
     before = max(results, key=lambda result: result.average.score)
 
@@ -159,6 +158,7 @@ def data_guard(
         pooled = comparison["pooled"]
         return {
             **{key: pooled[key] for key in ("before", "after", "difference", "interval", "verdict", "n")},
+            **{key: value for key, value in pooled.items() if key == "clusters"},
             "holds": pooled["verdict"] != "worse",
             "languages": {language: row["difference"] for language, row in comparison["languages"].items()},
         }

@@ -41,8 +41,9 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.encoders.folders import is_local
+from metaphrase.encoders.prompts import USES, resolve_prompt
 from metaphrase.evaluation.answer_retrieval import AnswerSet
-from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts, encoder_settings, resolve_prompt
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts, encoder_settings
 from metaphrase.evaluation.result import Measurement, Result, mean_of
 from metaphrase.evaluation.sib200 import TopicSet, measured
 from metaphrase.evaluation.sts import STSSet
@@ -253,8 +254,8 @@ def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None)
 
     The revision is :func:`metaphrase.io.digests.encoder_digest`, the organisation of names without one is ``local``.
     """
-    prompts = getattr(model, "prompts", {})
-    text = "|".join(sorted(filter(None, prompts.values()))) if prompt == "auto" else resolve_prompt(model, prompt)
+    prompts = [resolve_prompt(model, prompt, use) for use in USES]
+    text = json.dumps(prompts, ensure_ascii=False) if any(prompts) else ""
     organisation, _, last = name.strip("/").rpartition("/")
     organisation = organisation if re.fullmatch(r"[\w.-]+", organisation) and not is_local(name) else "local"
     words, digest = re.sub(r"[^0-9A-Za-z]+", "-", text).strip("-")[:40], hashlib.sha256(text.encode()).hexdigest()[:6]

@@ -147,10 +147,24 @@ def model_hash(model: SentenceTransformer) -> str:
     return tensors_digest(model.state_dict(), [module_settings(model), model.max_seq_length])
 
 
+#: Keys of a configuration that do not change what a transformer computes; the dtype is that of its weights.
+_NAMES_OF_CONFIGS = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+
+
 def encoder_digest(model: SentenceTransformer, *settings: Any) -> str:
-    """Digest of what determines a model's embeddings: `model_hash`, the dimensions, the tokenizer, and further settings."""
+    """Digest of what determines a model's embeddings: `model_hash`, dimensions, architecture, tokenizer, further settings."""
     known = [module_settings(model), model.max_seq_length, model.truncate_dim, tokenizer_content(model.tokenizer)]
-    return tensors_digest(model.state_dict(), [*known, *settings])
+    return tensors_digest(model.state_dict(), [*known, architecture(model), *settings])
+
+
+def architecture(model: nn.Module) -> list[dict[str, Any]]:
+    """The configuration of each transformer of a model, without names, versions and precision."""
+    configs = [getattr(getattr(module, "auto_model", None), "config", None) for module in model.children()]
+    return [
+        {key: value for key, value in config.to_dict().items() if key not in _NAMES_OF_CONFIGS}
+        for config in configs
+        if config is not None
+    ]
 
 
 def tokenizer_content(tokenizer: Any) -> dict[str, Any]:

@@ -160,8 +160,7 @@ def _row(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[s
         moved = difference(old, new, sampling)
         ends = [moved["mean"] - moved["half"], moved["mean"] + moved["half"]]
     return {
-        "languages": pooled[0]["languages"],
-        "n": pooled[0]["n"],
+        **{key: value for key, value in pooled[0].items() if key in ("languages", "n", "clusters", "runs")},
         "before": interval(old)["mean"],
         "after": interval(new)["mean"],
         "difference": moved["mean"],

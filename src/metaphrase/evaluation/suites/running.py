@@ -195,6 +195,7 @@ class ModelScore:
         verdict: ``"better"``, ``"tie"`` or ``"worse"``; not corrected for the number of encoders.
         n: Number of items in all languages.
         runs: Number of fine-tuning runs of each encoder, in suites that fine-tune.
+        clusters: Number of different items, if languages share some.
     """
 
     data: str
@@ -208,6 +209,7 @@ class ModelScore:
     verdict: str | None = None
     n: int | None = None
     runs: int | None = None
+    clusters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,10 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     return results
 
 
+#: What a row has of a comparison.
+_COMPARED = ("before", "difference", "interval", "verdict", "n", "runs", "clusters")
+
+
 def evaluate_models(options: EvaluateOptions, note: Note = lambda item: None) -> Evaluations:
     """Measure ``options.model`` and ``options.also``, compare each with the baseline, and write the results as one file."""
     results = _evaluate(options, list(dict.fromkeys([options.model, *options.also])), note)
@@ -256,7 +262,7 @@ def evaluate_models(options: EvaluateOptions, note: Note = lambda item: None) ->
     for one in results:
         for name, scores in one["scores"].items():
             pooled = one.get("comparisons", {}).get(name, {}).get("pooled", {})
-            difference = {key: pooled.get(key) for key in ("before", "difference", "interval", "verdict", "n", "runs")}
+            difference = {key: value for key, value in pooled.items() if key in _COMPARED}
             score, lower_is_better = scores["average"]["score"], scores["lower_is_better"]
             rows.append(ModelScore(name, one["model"], scores["measure"], lower_is_better, score, **difference))
     names = list(dict.fromkeys(row.data for row in rows))
