@@ -364,3 +364,37 @@ def test_a_folder_does_not_keep_the_links_of_a_model_that_changed(tmp_path, tiny
     config.write_text(json.dumps(json.loads(config.read_text()) | {"layer_norm_eps": 0.1}))
     with pytest.raises(DataMismatchError, match="holds links of other pairs"):
         add(corpus(ROWS), "embedding", **settings)
+
+
+def test_a_folder_does_not_mix_kept_and_overwritten_links(tmp_path):
+    old = corpus(ROWS, alignment=["1-0", None, None, "2-0"])
+    kept, _ = add(old, Diagonal(), folder=tmp_path)
+    assert kept["alignment"][0] == "1-0"
+    with pytest.raises(DataMismatchError, match="holds links of other pairs"):
+        add(old, Diagonal(), folder=tmp_path, overwrite=True)
+
+
+def test_a_corpus_whose_first_pairs_are_tokenised_is_judged_by_all_of_it(monkeypatch):
+    monkeypatch.setattr("metaphrase.aligners.linking._JUDGED", 4)
+    monkeypatch.setattr("metaphrase.corpus.words._SAMPLE", 4)
+    rest = ["我们喜欢北京大学。", "猫喝牛奶。", "他住在北京。 你呢？", "我们喜欢猫。"]
+    texts = [*GOLD[:3], *GOLD[:1], *rest * 5]
+    assert are_tokenised(texts, "zh") is False
+    dataset, _ = add(corpus([(text, "we like it .") for text in texts], ("zh", "en")), Diagonal())
+    assert dataset["segmenter"] == ["icu"] * len(texts)
+
+
+def test_an_aligner_is_trained_on_the_words_that_it_aligns(monkeypatch):
+    """Those of a tokenised corpus, also in a sentence that ICU would split."""
+    seen = []
+    train, align = StatisticalAligner.train, StatisticalAligner.align
+    monkeypatch.setattr(
+        StatisticalAligner, "train", lambda self, pairs, **_: train(self, seen.append(list(pairs)) or seen[-1])
+    )
+    monkeypatch.setattr(
+        StatisticalAligner, "align", lambda self, pairs: align(self, seen.append(list(pairs)) or pairs)
+    )
+    add(corpus([(text, "we like it .") for text in GOLD], ("zh", "en")), "ibm1")
+    trained, aligned = seen
+    assert trained == aligned
+    assert [len(source) for source, _ in trained] == [len(text.split()) for text in GOLD]

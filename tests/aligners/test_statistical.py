@@ -259,3 +259,32 @@ def test_texts_that_are_not_divided_into_words_are_refused():
     trained = StatisticalAligner().train([tuple(map(Words.of, pair)) for pair in pairs])
     with pytest.raises(UsageError, match="reads pairs of Words"):
         trained.align(pairs)
+
+
+@pytest.mark.parametrize(("setting", "word"), [("lowercase", "S1"), ("strip_punctuation", "s1.")])
+def test_each_normalisation_can_be_disabled(setting, word):
+    """A word in another form is then another word."""
+    scores = []
+    for enabled in (True, False):
+        aligner = StatisticalAligner(**{setting: enabled}).train(ciphered(100)[0])
+        (found,) = aligner.align([(Words.of(word), Words.of("t1"))])
+        scores.append(max(found.scores, default=0.0))
+    assert scores[0] > 0.5
+    assert scores[1] < 1e-3
+
+
+def test_more_iterations_learn_more():
+    pairs, _ = ciphered(60)
+    scores = []
+    for iterations in (1, 5, 8):
+        (found,) = StatisticalAligner("ibm1", iterations=iterations).train(pairs).align(pairs[:1])
+        scores.append(found.scores[0])
+    assert scores == sorted(set(scores))
+
+
+def test_a_second_training_counts_its_own_pairs():
+    aligner = StatisticalAligner("ibm1", iterations=1)
+    aligner.train([*ciphered(30)[0], (Words.of(""), Words.of("a"))])
+    assert (aligner.trained_pairs, aligner.skipped_pairs) == (30, 1)
+    aligner.train(ciphered(20)[0])
+    assert (aligner.trained_pairs, aligner.skipped_pairs) == (20, 0)

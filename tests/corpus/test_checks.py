@@ -370,3 +370,41 @@ def test_one_of_a_kind_is_counted_as_one():
     messages = [finding.message for finding in (*check_pairs(pairs), leak)]
     assert any("which leaves 1 pair." in message for message in messages)
     assert "1 source, 1 target, 1 whole pair." in leak.message
+
+
+def test_a_pair_that_is_often_repeated_is_no_repeated_side(demo):
+    """Copies of one pair are duplicates; a side is repeated if its text has other translations."""
+    pairs = demo["sw"].rows([0] * 50 + list(range(1, 51)))
+    assert {"duplicates", "repeated-side"} & {finding.code for finding in check_pairs(pairs)} == {"duplicates"}
+
+
+def test_one_text_on_a_side_of_few_pairs_is_a_warning(demo):
+    pairs = ParallelSet("sw", demo["sw"].sources[:10], demo["sw"].targets[:1] * 10)
+    (finding,) = [finding for finding in check_pairs(pairs) if finding.code == "repeated-side"]
+    assert (finding.severity, finding.count, finding.of) == ("warning", 10, 10)
+
+
+def test_lengths_are_uneven_relative_to_the_median_ratio():
+    """Where every target is six times as long as its source, the pairs of equal lengths are the odd ones."""
+    rows = [(f"neno {i:05}", "maneno mengi zaidi " * 3 + f"na moja {i:05}") for i in range(95)]
+    rows += [("maneno mengi zaidi " * 3, "many more words of " * 3)] * 5
+    pairs = ParallelSet("sw", *map(tuple, zip(*rows, strict=True)))
+    (finding,) = [finding for finding in check_pairs(pairs) if finding.code == "uneven-lengths"]
+    assert (finding.count, finding.examples[0]) == (5, list(rows[-1]))
+
+
+def test_the_number_of_lines_and_their_seed_are_those_of_the_caller(demo):
+    """Each problem of a language is found once, and both of its sides count."""
+    wrong = ParallelSet("sw", demo["fi"].sources, demo["et"].sources)
+    findings = [one for one in check_corpus({"sw": wrong}, lines=30, seed=1) if one.code == "wrong-language"]
+    assert [one.of for one in findings] == [30, 30]
+    assert ["source side" in one.message for one in findings] == [True, False]
+    others = check_corpus({"sw": wrong}, lines=30, seed=2)
+    assert findings[0].examples != next(one for one in others if one.code == "wrong-language").examples
+
+
+def test_a_few_lines_of_the_other_language_beside_a_wrong_side_are_not_swapped_pairs(demo):
+    """The numbers of swapped lines on both sides are alike."""
+    sources = demo["sw"].sources[:85] + demo["sw"].targets[85:100]
+    targets = demo["sw"].targets[:40] + demo["sw"].sources[40:100]
+    assert "swapped-pairs" not in {one.code for one in check_languages(ParallelSet("sw", sources, targets))}

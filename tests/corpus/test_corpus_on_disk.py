@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset
 
@@ -202,3 +203,28 @@ def test_training_goes_on_at_its_place_without_reading(
     assert "Reusing the corpus" in caplog.text
     assert weights[0] == weights[1]
     fault("A4", "resume on an on-disk corpus", tried=1, survived=weights[1] == weights[2])
+
+
+def test_each_choice_of_languages_of_a_file_is_kept_apart(tmp_path):
+    """The file is the same; a corpus of another language must not be taken for it."""
+    rows = "".join(f"neno {at}\tword {at}\t{('sw', 'te', 'fi')[at % 3]}\n" for at in range(30))
+    (tmp_path / "pairs.tsv").write_text("source\ttarget\tsource_lang\n" + rows, encoding="utf-8")
+    for languages in (["sw"], ["te"], ["sw", "te"], ["sw", "fi"], ["sw"]):
+        kept = load_corpus(tmp_path / "pairs.tsv", languages=languages, on_disk=tmp_path / "kept")
+        assert set(kept.dataset["source_lang"]) == set(languages)
+    assert len(list((tmp_path / "kept").glob("pairs-*.arrow"))) == 4
+
+
+def test_a_corpus_that_lost_its_last_chunk_is_read_again(corpora, tmp_path, monkeypatch):
+    """A stream of Arrow that ends between two chunks can be read."""
+    monkeypatch.setattr(metaphrase.corpus.loading, "_CHUNK", 100)
+    there, kept = load_corpus(corpora), tmp_path / "kept"
+    load_corpus(corpora, on_disk=kept)
+    (arrow,) = kept.glob("pairs-*.arrow")
+    with pa.OSFile(str(arrow)) as file:
+        reader = pa.ipc.open_stream(file)
+        reader.read_next_batch()
+        end = file.tell()
+    os.truncate(arrow, end)
+    assert len(Dataset.from_file(str(arrow))) == 100
+    assert_same(load_corpus(corpora, on_disk=kept), there)

@@ -39,9 +39,11 @@ def test_the_same_rows_have_one_digest_however_they_are_kept(tmp_path):
         [{**ROWS[0], "source": "j", "target": "ayes"}, *ROWS[1:]],
         [{**ROWS[0], "source": "jan"}, {**ROWS[1], "source": "ein"}, ROWS[2]],
         [{**ROWS[0], "monolingual": ["ab", "c"]}, *ROWS[1:]],
+        [{**ROWS[0], "monolingual": ["a"]}, {**ROWS[1], "monolingual": ["bc"]}, ROWS[2]],
         [{**ROWS[0], "n": 2}, *ROWS[1:]],
         [ROWS[1], ROWS[0], ROWS[2]],
         [{**row, "more": "x"} for row in ROWS],
+        [{"source_bt" if name == "source" else name: value for name, value in row.items()} for row in ROWS],
     ],
 )
 def test_every_change_gives_another(changed):
@@ -112,3 +114,22 @@ def test_a_stream_of_another_origin_has_no_digest(tmp_path):
     stream = load_dataset("parquet", data_files=str(tmp_path / "rows.parquet"), split="train", streaming=True)
     assert stream_digest(stream) is None
     check_stream(stream)
+
+
+def test_a_stream_is_known_by_its_columns_languages_and_buffer(tmp_path):
+    """Of one and the same file."""
+    path = tmp_path / "pairs.tsv"
+    rows = "".join(f"neno {at}\tword {at}\ta word {at}\t{'sw' if at % 2 else 'te'}\n" for at in range(20))
+    path.write_text("source\ttarget\tother\tsource_lang\n" + rows, encoding="utf-8")
+
+    def stream(**options):
+        return load_corpus(str(path), streaming=True, **options).dataset
+
+    columns = [
+        stream(languages=["sw", "te"], source_column="source", target_column=one) for one in ("target", "other")
+    ]
+    languages = [stream(languages=chosen) for chosen in (["sw"], ["te"], ["sw", "te"])]
+    shuffled = [languages[0].shuffle(seed=1, buffer_size=size) for size in (5, 10)]
+    digests = [stream_digest(one) for one in (*columns, *languages, *shuffled)]
+    assert len(set(digests)) == len(digests)
+    assert stream_digest(stream(languages=["te", "sw"])) == digests[4]  # in any order

@@ -50,3 +50,12 @@ def test_a_model_that_knows_nothing_finds_nothing(hubs):
 def test_a_handful_of_pairs(n):
     source_nh = random(0, n)
     assert find_shift(by_embeddings(source_nh, np.roll(source_nh, 1, axis=0)), np.arange(n)) is None
+
+
+def test_of_two_shifts_the_clearest_is_found():
+    source_nh, row_n = random(0), np.arange(600)
+    for longer, shorter in ((1, 2), (2, 1), (-1, -3), (-3, -1)):
+        target_nh = source_nh.copy()
+        target_nh[20:400] = np.roll(target_nh[20:400], longer, axis=0)
+        target_nh[450:550] = np.roll(target_nh[450:550], shorter, axis=0)
+        assert find_shift(by_embeddings(source_nh, target_nh), row_n).by == longer

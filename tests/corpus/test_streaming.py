@@ -240,3 +240,21 @@ def test_the_demo_bitext():
         overlap(load_corpus(DEMO, languages=["sw"]).dataset, load_corpus(DEMO, languages=["sw"], split="dev").dataset)
         == 0
     )
+
+
+def test_a_mixture_draws_its_rows_by_the_seed_and_mixes_them():
+    languages = ["sw"] * 40 + ["te"] * 4
+    mixtures = [mix(languages, 0, seed) for seed in (1, 1, 2)]
+    chosen = [{row for row in mixture if row < 40} for mixture in mixtures]
+    assert mixtures[0] == mixtures[1]
+    assert chosen[0] != chosen[2]  # 22 of the 40
+    for mixture in mixtures:
+        order = [languages[row] for row in mixture]
+        assert order not in (sorted(order), sorted(order, reverse=True))
+
+
+def test_a_limited_stream_mixes_by_the_pairs_that_it_keeps(two_languages):
+    """Of 800 and 100 pairs, a limit of 100 leaves as many of either."""
+    rows = [row["source_lang"] for row in load_corpus(two_languages, streaming=True, limit=100).dataset]
+    assert Counter(rows) == {"sw": 100, "te": 100}
+    assert 30 <= rows[:100].count("te") <= 70

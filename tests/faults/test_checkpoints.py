@@ -245,6 +245,7 @@ def test_a_newer_format_is_refused_with_both_versions(make_trainer, trained, fau
     ("changes", "message"),
     [
         ({"per_device_train_batch_size": 4}, r"per_device_train_batch_size \(8 → 4\)"),
+        ({"gradient_accumulation_steps": 2}, r"gradient_accumulation_steps \(1 → 2\)"),
         ({"seed": 3}, r"seed \(42 → 3\)"),
         ({"data_seed": 3}, r"data_seed \(null → 3\)"),
         ({"batch_sampler": "no_duplicates"}, r"batch_sampler \(null → \"no_duplicates\"\)"),

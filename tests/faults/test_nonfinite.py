@@ -1,10 +1,12 @@
 import itertools
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
+from torch import nn
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, TrainerCallback
 
 from metaphrase.aligners.embedding import EmbeddingAligner
@@ -16,6 +18,7 @@ from metaphrase.corpus.words import Words
 from metaphrase.exceptions import NonFiniteError
 from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.objectives.translation_ranking import TranslationRanking
+from metaphrase.training.fault_tolerance import repeat_within_memory
 from tests.conftest import mostly_slow
 
 
@@ -305,3 +308,23 @@ def test_buffers_that_a_failed_step_changes_in_place_are_restored(make_trainer, 
     assert logs(trainer, "skipped_steps")[-1] == 1
     assert norm.running_mean.isfinite().all()
     assert norm.num_batches_tracked == 2
+
+
+def test_buffers_that_a_step_changed_before_memory_ran_out_are_restored():
+    """The step that is repeated starts from the same running means, and counts once."""
+    norm, seen = nn.BatchNorm1d(2), []
+    loss = SimpleNamespace(heads=norm, micro_batch_size=None)
+
+    def step():
+        seen.append(norm.running_mean.clone())
+        value = norm(torch.randn(4, 2)).sum()
+        if len(seen) == 1:
+            raise torch.OutOfMemoryError
+        return value
+
+    inputs = {"source": {"input_ids": torch.zeros(4, 3)}}
+    settings = {"args": SimpleNamespace(world_size=1), "accumulating": False}
+    repeat_within_memory(step, model=nn.Linear(2, 2), loss=loss, inputs=inputs, **settings)
+    assert torch.equal(*seen)
+    assert norm.num_batches_tracked == 1
+    assert loss.micro_batch_size == 2

@@ -3,6 +3,7 @@ import os
 
 import pytest
 
+from metaphrase.io.digests import files_sha256
 from metaphrase.io.files import append_csv, replace_text, replacing, write_json
 
 
@@ -42,3 +43,15 @@ def test_rows_with_other_columns_are_in_a_file_of_their_own(tmp_path):
     assert paths == ["x.csv", "x.csv", "x-2.csv", "x.csv"]
     assert (tmp_path / "new" / "x.csv").read_text().split() == ["steps,de", "1,0.5", "2,0.6", "3,0.8"]
     assert (tmp_path / "new" / "x-2.csv").read_text().split() == ["steps,sw", "1,0.7"]
+
+
+def test_the_digest_of_files_tells_their_names_and_contents_apart_but_not_their_folder(tmp_path):
+    paths = [tmp_path / folder / name for folder in "xy" for name in ("de-en.tsv", "sw-en.tsv")]
+    for path, text in zip(paths, ("one", "other", "one", "other"), strict=True):
+        replace_text(path, text)
+    whole = files_sha256(paths[:2])
+    assert files_sha256(paths[:2][::-1]) == files_sha256(paths[2:]) == whole
+    paths[3].rename(paths[3].with_name("te-en.tsv"))
+    assert files_sha256([paths[2], paths[3].with_name("te-en.tsv")]) != whole
+    replace_text(paths[0], "another")
+    assert files_sha256(paths[:2]) != whole

@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import parse_links, phrase_pairs
 from metaphrase.exceptions import UsageError
 from metaphrase.objectives.span_contrast import PhrasePairs, SpanContrast, negatives, span_contrast
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.resuming import RunFacts
 from tests.oracles import span_contrast_loop, word_places
 
 ROWS = (6, 15, 22, 19, 23)
@@ -212,3 +215,14 @@ def test_a_phrase_table_filters(make_loss, batch_of, bitext, tokenizer, tmp_path
     assert loss(batch_of(loss, bitext))["span-contrast"] > 0
     foreign = str(PhraseTable().save(tmp_path / "empty.tsv"))
     assert not build(PhrasePairs("phrases", 24, phrase_table=foreign), bitext, tokenizer)["source_spans"].any()
+
+
+def test_a_run_with_another_phrase_table_is_another_run(make_loss, bitext, tmp_path):
+    """The checkpoint names the table by its path only."""
+    path, found = str(tmp_path / "table.tsv"), []
+    arguments = AlignmentTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True)
+    for cut in (0, 0.9):
+        PhraseTable.of_corpus(bitext).filter(cut).save(path)
+        loss = make_loss("span-contrast", phrase_table=path, cut=0.5)
+        found.append(RunFacts(loss, arguments).collect(Dataset.from_list(bitext)))
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"phrase_table"}

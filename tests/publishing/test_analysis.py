@@ -225,3 +225,27 @@ def test_nearest_found():
     np.testing.assert_array_equal(one["row"], cosine.argmax(axis=1))
     np.testing.assert_allclose(one["cosine"], cosine.max(axis=1), rtol=1e-5)
     np.testing.assert_allclose(one["right"], np.diag(cosine), rtol=1e-5)
+
+
+def test_another_translation_of_the_same_source_is_no_rival():
+    source, target = vectors()
+    source[1] = source[0]
+    target[1] = source[0]
+    distinct = parallel()
+    shared = ParallelSet("sw", (distinct.sources[1], *distinct.sources[1:]), distinct.targets)
+    rivals = [analysis.margins(source, target, data)[1][0] for data in (shared, distinct)]
+    assert rivals[0] < rivals[1]
+
+
+def test_a_wrong_target_with_the_same_margin_counts_as_a_confusion():
+    """In a collapsed encoder, every target has the margin of the translation."""
+    histogram = analysis.margin_histogram({"after": (np.ones(4), np.array([0.5, 1.0, 1.0, 1.0]))})
+    assert histogram["after"]["overlap"] == 75
+
+
+def test_errors_that_are_fixed_are_ordered_by_the_gap_before():
+    sets = {"sw": ParallelSet("sw", ("a", "b"), ("A", "B"))}
+    before, after = found([1, 0]), found([0, 1])
+    before["cosine"], after["cosine"] = np.array([0.6, 0.9]), np.array([0.9, 0.6])
+    errors = analysis.nearest_errors(sets, {"sw": {"before": before, "after": after}})
+    assert [row["source"] for row in errors["fixed"]] == ["b", "a"]

@@ -142,3 +142,14 @@ def test_the_command_prints_and_draws(write, tmp_path, capsys):
     assert plot.read_text().count("difference in points") == 2
     assert main(["compare", *map(str, runs), "--plot", str(tmp_path / "plot.doc")]) == 2
     assert "--plot writes PNG, SVG or PDF, but got " in capsys.readouterr().err
+
+
+def test_runs_on_other_files_are_another_configuration(write):
+    """Their seeds are not pooled, even if the settings are the same."""
+    runs = [write("a", seed=1), write("b", seed=2), write("c", seed=3)]
+    for run, digest in zip(runs, "010", strict=True):
+        path = run / "report.json"
+        report = json.loads(path.read_text())
+        report["run"]["files"] = [{"path": "sw-en.tsv", "sha256": digest}]
+        path.write_text(json.dumps(report))
+    assert [row["seeds"] for row in compare_runs(runs)] == [[1, 3], [2]]

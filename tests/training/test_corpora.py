@@ -18,3 +18,12 @@ def test_new_word_links_replace_those_of_runs_that_cannot_be_resumed(tmp_path, b
     assert len(links["alignment"]) == 12
     assert first.exists() == (checkpoint is not None)
     assert len(list(tmp_path.glob("alignment-*"))) == 1 + (checkpoint is not None)
+
+
+def test_links_are_computed_again_if_those_of_the_corpus_change(tmp_path, bitext):
+    """Of a corpus in which some pairs have links of their own, which are kept."""
+    rows, recipe = Dataset.from_list(bitext).select_columns(["source", "target"]), Recipe.load("wacse")
+    for own in ("0-0", "1-1"):
+        links = with_links(rows.add_column("alignment", [own, *[None] * (len(rows) - 1)]), recipe, tmp_path)
+        assert links["alignment"][0] == own
+        assert None not in links["alignment"]

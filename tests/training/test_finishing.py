@@ -208,3 +208,30 @@ def test_the_texts_of_all_measurements_are_counted(
         one.measure(released)
     groups = encoded_texts(config, dev, prompts=count_prompts(original), evaluations=2)
     assert len(encoded) == sum(number * len(texts) for texts, number in groups) > 0
+
+
+@pytest.mark.usefixtures("small")
+def test_weights_are_measured_with_the_length_of_the_trained_encoder(start, trained, dev, tmp_path, monkeypatch):
+    """The encoder before training, too, with which they are compared."""
+    lengths, choose = [], finishing.choose_alpha
+    monkeypatch.setattr(
+        finishing,
+        "choose_alpha",
+        lambda base, *rest, **options: lengths.append(base.max_seq_length) or choose(base, *rest, **options),
+    )
+    trained.max_seq_length = 17
+    finished = finish(
+        trained, RunConfig(model=str(start), merge="auto", output_dir=str(tmp_path)), pooling="cls", dev=dev
+    )
+    assert [*lengths, finished.encoder.max_seq_length] == [17, 17]
+
+
+def test_the_weight_and_the_release_are_measured_on_other_articles(start, dev, bitext, monkeypatch):
+    """Otherwise, what the weight is chosen by would also judge the release."""
+    read, texts = [], {"de": [row["source"] for row in bitext], "en": [row["target"] for row in bitext]}
+    monkeypatch.setattr(finishing, "structure_texts", lambda **options: read.append(options["articles"]) or texts)
+    original, config = load_encoder(start, device="cpu"), RunConfig(model=str(start))
+    for part in ("dev", "test"):
+        release_guards(original, config, part)
+    training_guards(original, config, dev)
+    assert read == ["odd", "even", "odd"]

@@ -154,3 +154,17 @@ def test_a_step_runs_in_the_faster_precision(able, seconds, expected, tiny_encod
     assert any("bfloat16" in reason for reason in make_plan(**{**PLAN, "step": expected}).reasons) is (
         expected[0] == torch.bfloat16
     )
+
+
+def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path, monkeypatch):
+    """Its page cache is free, too."""
+    facts = {"max": "5000\n", "current": "4000\n", "stat": "anon 3000\ninactive_file 700\nactive_file 200\n"}
+    for name, text in facts.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    (tmp_path / "meminfo").write_text("MemAvailable: 9000 kB\n")
+    monkeypatch.setattr(planning, "MEMORY_FACTS", tmp_path / "meminfo")
+    places = (tmp_path / "memory.max", tmp_path / "memory.current", "inactive_file")
+    monkeypatch.setattr(planning, "CONTAINER_FACTS", [places])
+    assert free_memory() == 5000 - 4000 + 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory() == 9000 * 1024

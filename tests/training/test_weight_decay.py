@@ -190,3 +190,20 @@ def test_options_without_effect_are_refused(make_trainer):
     pytest.importorskip("peft")
     with pytest.raises(UsageError, match="weight decay toward zero already pulls the encoder toward its start"):
         make_trainer(lora_rank=2)
+
+
+def test_each_group_decays_at_its_own_rate():
+    """Heads have a learning rate of their own."""
+    encoder, head = layers()
+    decay = DecayTowardStart(encoder)
+    groups = [{"params": [encoder.weight], "lr": RATE}, {"params": [head.weight], "lr": 2 * RATE}]
+    optimizer = torch.optim.SGD(groups, lr=RATE, weight_decay=DECAY)
+    decay.attach(optimizer)
+    with torch.no_grad():
+        encoder.weight.add_(1.0)
+    before = [layer.weight.detach().clone() for layer in (encoder, head)]
+    for layer in (encoder, head):
+        layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    torch.testing.assert_close(before[0] - encoder.weight, torch.full_like(before[0], RATE * DECAY))
+    torch.testing.assert_close(head.weight.detach(), before[1] * (1 - 2 * RATE * DECAY))

@@ -16,7 +16,9 @@ from datasets import Dataset, DatasetDict
 from tokenizers.normalizers import Lowercase
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.code_switching import PARAPHRASES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder, parallel_files
+from metaphrase.corpus.words import Words
 from metaphrase.evaluation.bucc import PROTOCOLS
 from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.distractors import KINDS
@@ -33,6 +35,7 @@ from metaphrase.evaluation.suites import (
     Settings,
     Subject,
     encoders,
+    running,
 )
 from metaphrase.evaluation.suites.baselines import compare_scores, differences, stronger
 from metaphrase.evaluation.suites.encoders import parallel_folders
@@ -41,14 +44,16 @@ from metaphrase.evaluation.suites.running import (
     cache_path,
     describe_protocol,
     encoding_speed,
+    evaluate_models,
     find_benchmarks,
     measure_all,
     run_benchmark,
 )
 from metaphrase.evaluation.suites.samples import QUICK, Sample
 from metaphrase.evaluation.suites.transfer import finetuned_results, mean_of_runs
+from metaphrase.evaluation.transfer import frozen
 from metaphrase.evaluation.transfer.classification import against_majority
-from metaphrase.evaluation.transfer.data import UPOS
+from metaphrase.evaluation.transfer.data import UPOS, TransferData
 from metaphrase.evaluation.transfer.running import FineTuner
 from metaphrase.evaluation.word_alignment import alignment_scores, load_gold_lines, load_wpt
 from metaphrase.exceptions import CorpusError
@@ -1422,3 +1427,95 @@ def test_english_may_have_a_treebank_for_training_alone(data, subject, bitext):
 def test_a_failure_of_any_variant_is_kept():
     one = {"scores": {}, "failed": {}, "parts": {}, "settings": {}}
     assert stronger([one, one | {"failed": {"b": "x"}}])["failed"] == {"b": "x"}
+
+
+def test_a_probe_of_pairs_reads_both_embeddings_their_difference_and_their_product(monkeypatch):
+    embedding = {"a": [3.0, 4.0], "b": [0.0, 2.0]}
+    monkeypatch.setattr(frozen, "encode_texts", lambda model, texts, **_: np.array([embedding[one] for one in texts]))
+    fitted = []
+    probe = Mock(predict=lambda rows: np.zeros(len(rows), dtype=int))
+    monkeypatch.setattr(frozen, "_fit", lambda features, labels, c: fitted.append((features, labels, c)) or probe)
+    pairs = [{"sentence1": "a", "sentence2": "b", "label": 0}, {"sentence1": "b", "sentence2": "a", "label": 1}]
+    data = {"en": Dataset.from_list(pairs)}
+    scores = frozen.probe_pairs(PARAPHRASES, TransferData(data, {}, data), Mock(), {})
+    ((features, labels, c),) = fitted
+    half = [0.6, 0.2, 0.0, 0.8]  # |u − v| and u ∗ v are the same in both orders
+    np.testing.assert_allclose(features, [[0.6, 0.8, 0.0, 1.0, *half], [0.0, 1.0, 0.6, 0.8, *half]])
+    assert (list(labels), c, scores["en"].metrics) == ([0, 1], frozen.C["pairs"], {"accuracy": 50.0})
+
+
+def test_a_probe_of_tags_reads_the_last_layer_and_misses_words_that_are_cut(tiny_encoder, monkeypatch):
+    tiny_encoder.max_seq_length = 6
+    layers, real = [], EmbeddingAligner
+    monkeypatch.setattr(
+        frozen, "EmbeddingAligner", lambda model, **options: layers.append(options["layer"]) or real(model, **options)
+    )
+    rows = [{"words": ["der", "Hund"] * 8, "tags": ["NOUN"] * 16}, {"words": ["die", "Katze"], "tags": ["VERB"] * 2}]
+    data = {"en": Dataset.from_list(rows)}
+    scores = frozen.probe_tags(TransferData(data, {}, data), tiny_encoder, {"batch_size": 4})
+    assert layers == [tiny_encoder[0].auto_model.config.num_hidden_layers] == [2]
+    states = real(tiny_encoder).word_states([Words.of(" ".join(row["words"])) for row in rows])
+    kept = sum(len(words) for words, _ in states)
+    assert 3 <= kept < 10
+    assert scores["en"].metrics["accuracy"] <= 100 * kept / 18
+
+
+def test_links_are_tuned_on_the_first_fifth_and_scored_on_the_others(data, subject, bitext, monkeypatch):
+    """Those of other programs too, which may change without a change of the data."""
+    folder, fifth, tuned_on = data / "alignment-gold", len(bitext) // 5, []
+    folder.mkdir()
+    (folder / "deen.src-tgt").write_text("".join(f"{row['source']} ||| {row['target']}\n" for row in bitext))
+    (folder / "deen.gold").write_text("1-1 2p2\n" * len(bitext))
+    (folder / "deen.peer.out").write_text("0-1\n" * fifth + "0-0 1-1\n" * (len(bitext) - fifth))
+    tune = encoders.word_alignment.tune_rule
+    monkeypatch.setattr(
+        encoders.word_alignment,
+        "tune_rule",
+        lambda model, pairs, **_: tuned_on.append(len(pairs)) or tune(model, pairs),
+    )
+    part, _ = find_benchmarks(data, ["word-alignment"], SETTINGS)[0]
+    earlier = run_benchmark(part, subject)
+    plain, tuned = earlier["scores"].values()
+    assert tuned_on == [fifth]
+    assert plain["facts"]["peers"]["deen.peer.out"] > 0
+    assert tuned["facts"]["peers"] == {"deen.peer.out": 0.0}
+    (folder / "deen.peer.out").write_text("0-0\n" * len(bitext))
+    assert differences({part.name: earlier}, [part]) == {}
+
+
+def test_topics_of_a_sample_are_learned_from_all_sentences(data, subject, monkeypatch):
+    sizes, result = [], Result("sib200", "x", "m", {}, Measurement(1, 50.0))
+    monkeypatch.setattr(encoders, "evaluate_retrieval", lambda *_, **options: result)
+    monkeypatch.setattr(
+        encoders.sib200,
+        "evaluate_topics",
+        lambda model, sets, *, train, **_: sizes.append((len(sets["eng_Latn"].texts), len(train.texts))) or result,
+    )
+    samples = {None: {}, 2: {"sib200": Sample(2, 1)}}
+    for sample in samples.values():
+        (part,) = find_benchmarks(data, ["sib200"], SETTINGS, sample)[0]
+        part.measure(subject)
+    (whole, train), (some, again) = sizes
+    assert some < whole == train == again
+
+
+def test_the_best_encoder_comes_first_also_if_a_score_is_an_error(tmp_path, monkeypatch):
+    def scored(name, accuracy, error):
+        scores = {"a": (accuracy, False), "b": (error, True)}
+        found = {
+            key: {"average": {"score": score}, "measure": "m", "lower_is_better": lower}
+            for key, (score, lower) in scores.items()
+        }
+        return {"model": name, "scores": found}
+
+    monkeypatch.setattr(running, "_evaluate", lambda *_: [scored("x", 50, 30), scored("y", 60, 20)])
+    rows = evaluate_models(EvaluateOptions(model="x", also=["y"], data="d", output_dir=str(tmp_path))).rows
+    assert [(row.data, row.model) for row in rows] == [("a", "y"), ("a", "x"), ("b", "y"), ("b", "x")]
+
+
+def test_an_encoder_with_shorter_embeddings_is_another_subject(subject, tiny_encoder_dir, tmp_path):
+    shorter = copy.deepcopy(subject.model)
+    shorter.truncate_dim = 8
+    other = Subject(str(tiny_encoder_dir), shorter, tmp_path / "kept", SETTINGS)
+    assert other.sha == subject.sha
+    assert other.folder != subject.folder

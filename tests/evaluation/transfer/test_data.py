@@ -326,3 +326,17 @@ def test_languages_have_scripts_and_regions(tmp_path):
     for code in ("en", "zh-Hant", "pt-BR"):
         (tmp_path / f"dev-{code}.tsv").write_text("one\ttwo\tneutral\n")
     assert set(read_languages(str(tmp_path), XNLI, split="dev")) == {"en", "zh-Hant", "pt-BR"}
+
+
+def test_sentences_whose_words_are_withheld_are_left_out(tmp_path):
+    """Also if one of them, such as its full stop, is there."""
+    rows = [
+        "1\t_\t_\tNOUN\t_\t_\t0\troot\t_\t_",
+        "2\t_\t_\tVERB\t_\t_\t1\tdep\t_\t_",
+        "3\t.\t.\tPUNCT\t_\t_\t1\tpunct\t_\t_",
+    ]
+    rows += ["", "1\tFin\tfin\tNOUN\t_\t_\t0\troot\t_\t_", "2\t_\t_\tSYM\t_\t_\t1\tdep\t_\t_"]
+    rows += ["3\t!\t!\tPUNCT\t_\t_\t1\tpunct\t_\t_"]
+    (tmp_path / "es_x-ud-test.conllu").write_text("\n".join(rows), encoding="utf-8")
+    (spanish,) = read_languages(str(tmp_path), treebank_format(), split="test").values()
+    assert spanish["words"] == [["Fin", "_", "!"]]

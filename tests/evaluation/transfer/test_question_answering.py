@@ -3,9 +3,19 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
-from metaphrase.evaluation.transfer.data import QUESTIONS, read_languages
-from metaphrase.evaluation.transfer.question_answering import Window, Windows, best_answer, collate_windows
+from metaphrase.evaluation.transfer import question_answering
+from metaphrase.evaluation.transfer.data import NOWHERE, QUESTIONS, read_languages
+from metaphrase.evaluation.transfer.options import FineTuningArguments
+from metaphrase.evaluation.transfer.question_answering import (
+    QuestionAnsweringOptions,
+    QuestionTask,
+    Window,
+    Windows,
+    best_answer,
+    collate_windows,
+)
 from tests.evaluation.transfer.conftest import program, read_json
 
 CONTEXT = "the dog drinks water and the cat drinks milk in the garden today"
@@ -146,3 +156,33 @@ def test_learns_by_heart(questions, common, tmp_path):
     program("finetune_qa").main([*common, *arguments])
     results = read_json(tmp_path / "out" / "results.json")
     assert results["languages"]["en"]["metrics"]["f1"] > 35  # untrained: below 15
+
+
+def test_an_answer_that_is_nowhere_in_the_context_is_not_marked(windows):
+    """The first answer that has a place is."""
+    row = question("milk")
+    row["answers"] = {"text": ["elsewhere", "milk"], "answer_start": [NOWHERE, CONTEXT.index("milk")]}
+    marked = [(window.start, window.end) for window in windows(question("milk"))]
+    assert [(window.start, window.end) for window in windows(row)] == marked
+    row["answers"] = {"text": ["elsewhere"], "answer_start": [NOWHERE]}
+    assert {(window.start, window.end) for window in windows(row)} == {(0, 0)}
+
+
+def test_a_stride_longer_than_a_window_leaves_nothing_out(tokenizer):
+    cut = Windows(tokenizer, max_length=18, doc_stride=128)(question("milk"))
+    whole = tokenizer(CONTEXT, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    shown_once = [tuple(offset) for window in cut for offset in window.offsets[window.offsets[:, 0] >= 0]]
+    assert shown_once == list(map(tuple, whole))
+
+
+@pytest.mark.parametrize(
+    ("scoring", "language", "normalised"),
+    [("mlqa", "de", "de"), ("mlqa", "el", None), ("squad", "de", None)],
+)
+def test_answers_are_normalised_as_asked(tiny_encoder_dir, tmp_path, monkeypatch, scoring, language, normalised):
+    asked, real = [], question_answering.answer_scores
+    monkeypatch.setattr(question_answering, "answer_scores", lambda *args: asked.append(args[2]) or real(*args))
+    options = QuestionAnsweringOptions(model=str(tiny_encoder_dir), max_length=40, doc_stride=12, scoring=scoring)
+    task = QuestionTask(options, FineTuningArguments(output_dir=str(tmp_path), use_cpu=True))
+    task.score(task.build(), Dataset.from_list([question("milk") | {"item": "1"}]), language)
+    assert asked == [normalised]

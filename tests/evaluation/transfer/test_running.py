@@ -510,3 +510,26 @@ def test_a_digest_covers_shards_and_tokenizer(tmp_path):
         (tmp_path / "report.json").write_text(name)
         assert source.sha256 == found[-1]
     assert len(set(found)) == 4
+
+
+def test_each_limit_is_that_of_its_part(nli):
+    options = FineTuningOptions(train=str(nli), dev=str(nli), test=str(nli), limit_train=5, limit_test=7)
+    found = load_benchmark(options, XNLI, seed=0)
+    assert [len(data["en"]) for data in (found.train, found.dev, found.test)] == [5, 7, 7]
+
+
+def test_another_encoder_or_batch_is_not_gone_on_with(options, tmp_path):
+    """Also if the encoder has the same name."""
+    folder, weights = tmp_path / "out", tmp_path / "model.safetensors"
+    (folder / "run" / "checkpoint-3").mkdir(parents=True)
+
+    def check(content, **changes):
+        weights.write_text(content)
+        check_settings(folder, "xnli", EncoderSource("tiny", tmp_path), options, arguments(folder, **changes), {})
+
+    check("one")
+    check("one")
+    with pytest.raises(UsageError, match="was started with model_sha256"):
+        check("other")
+    with pytest.raises(UsageError, match="was started with gradient_accumulation_steps 1, not 2"):
+        check("one", gradient_accumulation_steps=2)

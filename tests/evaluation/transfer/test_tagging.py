@@ -62,3 +62,9 @@ def test_program_learns(treebanks, common, tmp_path, capsys):
     correct, predicted, gold = map(sum, zip(*score["items"], strict=True))
     assert score["metrics"]["f1"] == pytest.approx(100 * 2 * correct / (predicted + gold))
     assert {entry["step"] for entry in results["runs"]["en"]["dev"]} == {60, 120}
+
+
+def test_a_sentence_that_just_fits_has_one_part(tokenizer):
+    (whole,) = Tagger(tokenizer, 48).parts(SENTENCE)
+    size = len(whole.inputs["input_ids"])
+    assert [len(list(Tagger(tokenizer, length).parts(SENTENCE))) for length in (size, size - 1)] == [1, 2]
