@@ -536,8 +536,9 @@ def test_a_test_set_has_one_language(tmp_path):
     rows = [("paka", "cat", "swh", "eng"), ("dog", "mbwa", "en", "sw"), ("ndege", "bird", "", "")]
     path = tsv(tmp_path / "sw-en.tsv", rows, header)
     assert read_parallel(path) == [("paka", "cat"), ("mbwa", "dog"), ("ndege", "bird")]
-    tsv(tmp_path / "zh_Hant-en.tsv", [("貓", "cat", "zh-TW", "en")], header)
-    assert list(load_parallel_folder(tmp_path)) == ["sw", "zh_Hant"]
+    for code in ("es-419", "zh_Hant", "zh_Hant_TW"):
+        tsv(tmp_path / f"{code}-en.tsv", [("x", "cat", code, "en")], header)
+    assert list(load_parallel_folder(tmp_path)) == ["es-419", "sw", "zh_Hant", "zh_Hant_TW"]
     for name in ("sw-en.tsv", "pairs.tsv"):
         for languages in (("te", "en"), ("sw", "fr"), ("en", "te")):
             path = tsv(tmp_path / name, [*rows, ("x", "y", *languages)], header)

@@ -265,7 +265,8 @@ def test_another_language_can_be_the_target(tmp_path):
     ("name", "language"),
     [("ccmatrix.sw-en.tsv", "sw"), ("en-zh_CN.tsv", "zh"), ("SW-EN.tsv", "sw"), ("zh-Hant-en.tsv", "zh"), ("sw-en.my-own.train.tsv.gz", "sw"),
      ("web_sw-en.tsv", "sw"), ("my_sw-en.tsv", "sw"), ("pt_br-en.tsv", "pt"), ("xx_Latn-en.tsv", "xx"),
-     ("the-end.tsv", None), ("de-fr.tsv", None), ("corpus.tsv", None)],
+     ("zh_Hant_TW-en.tsv", "zh"), ("x.en-zh-Hant-TW.tsv", "zh"), ("sr_latn_rs-en.tsv", "sr"), ("es-419-en.tsv", "es"),
+     ("web_es_419-en.tsv", "es"), ("corpus.en-GB.tsv", None), ("the-end.tsv", None), ("de-fr.tsv", None), ("corpus.tsv", None)],
 )  # fmt: skip
 def test_languages_in_file_names(tmp_path, name, language):
     (file,) = find_files(tsv(tmp_path / name))
@@ -434,7 +435,7 @@ def test_a_suffix_of_a_moses_pair_that_is_also_a_code(tmp_path):
     assert corpus.dataset["source_lang"][:] == ["sw"]
 
 
-@pytest.mark.parametrize("code", ["zh-Hans", "pt-BR"])
+@pytest.mark.parametrize("code", ["zh-Hans", "pt-BR", "zh-Hant-TW", "es-419"])
 def test_codes_with_a_hyphen(tmp_path, code):
     language = code[:2]
     rows = "".join(json.dumps({"translation": {code: source, "en": target}}) + "\n" for source, target in PAIRS)

@@ -40,9 +40,13 @@ SPLITS = ("train", "dev", "valid", "validation", "test", "devtest", "eval")
 _DEV = frozenset(["dev", "valid", "validation"])
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
-_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|-[a-z]{4}|-[a-z]{2})?")
-_NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
-_PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|(?:[-_][a-z]{4})?(?:[-_](?:[a-z]{2}|\d{3}))?)")
+# sw, ca_valencia, zh_hant_tw, zh-Hant, pt-BR, zh-Hant-TW, es-419
+_NAMED = (
+    r"[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|_[A-Za-z]{4}_[A-Za-z]{2}|(?:[-_][A-Z][a-z]{3})?(?:[-_](?:[A-Z]{2}|\d{3}))?)"
+)
+_LOCALE = r"[a-z]{2,3}-[A-Z]{2}(?:[._]|$)"  # en-GB, of a single language
+_PAIR = re.compile(rf"(?:^|[._])(?!{_LOCALE})({_NAMED})-({_NAMED})(?=[._]|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 #: Lines that show which columns a file has.
 _PEEKED = 100

@@ -24,7 +24,7 @@ _Set = TypeVar("_Set", bound=Any)
 
 #: Names of the files that are read.
 PARALLEL_FILE = re.compile(
-    r"(?P<language>[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_][A-Z]{2})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?"
+    r"(?P<language>[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|\d{3}))?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?"
 )
 
 
