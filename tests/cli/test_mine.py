@@ -353,7 +353,7 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
             "de.tsv:1: the file has several columns. Name one (--source_column",
         ),
         (
-            ["{d}/x.jsonl", "{en}", "-o", "{d}/x.tsv", "--source_lang", "de"],
+            ["{d}/x.JSONL", "{en}", "-o", "{d}/x.tsv", "--source_lang", "de"],
             "is not text with one sentence per line, or TSV",
         ),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--margin", "best"], "--margin"),
@@ -364,7 +364,7 @@ def test_mistakes_are_one_clear_line(encoder, texts, tmp_path, capsys, arguments
     (tmp_path / "empty.de").write_text("\n \n")
     (tmp_path / "text.txt").write_text("eins\n")
     (tmp_path / "x.de.tsv").write_text("1\teins\n")
-    (tmp_path / "x.jsonl").write_text('{"text": "eins"}\n')
+    (tmp_path / "x.JSONL").write_text('{"text": "eins"}\n')
     names = {"de": texts[0], "en": texts[1], "d": tmp_path}
     assert main(["mine", *(argument.format(**names) for argument in arguments)]) == 2
     error = capsys.readouterr().err

@@ -7,7 +7,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 
 from metaphrase import load_corpus
 from metaphrase.cli import main
-from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
 from tests.corpus.samples import PAIRS, dropped, languages_of, pairs_of, write
 
 CSV = {
@@ -125,6 +125,29 @@ def test_translations_of_a_data_set_in_memory(tmp_path):
         load_corpus(Dataset.from_list(rows), streaming=True)
 
 
+@pytest.mark.parametrize("kind", ["arrow", "numpy", "pandas", "torch"])
+def test_a_data_set_may_have_any_format(kind):
+    rows = [{"source": source, "target": target, "negatives": ["x", "y"]} for source, target in PAIRS]
+    corpus = load_corpus(Dataset.from_list(rows).with_format(kind), languages=["sw"])
+    assert pairs_of(corpus) == PAIRS
+    assert corpus.dataset["negatives"][0] == "x ||| y"
+
+
+def test_a_transform_of_a_data_set_is_applied():
+    dataset = Dataset.from_dict({"source": ["paka"], "target": ["cat"]})
+    dataset = dataset.with_transform(lambda batch: {name: [text.upper() for text in batch[name]] for name in batch})
+    assert pairs_of(load_corpus(dataset, languages=["sw"])) == [("PAKA", "CAT")]
+
+
+def test_a_saved_data_set_is_refused_with_the_way_to_load_it(tmp_path):
+    dataset = Dataset.from_dict({"source": ["paka"], "target": ["cat"]})
+    dataset.save_to_disk(tmp_path / "one")
+    DatasetDict(train=dataset).save_to_disk(tmp_path / "splits")
+    for name in ("one", "splits"):
+        with pytest.raises(MissingFileError, match=r"a saved data set: in Python, pass datasets\.load_from_disk"):
+            load_corpus(tmp_path / name, languages=["sw"])
+
+
 @pytest.mark.parametrize("kind", [DatasetDict, IterableDataset])
 def test_what_is_no_corpus_is_refused(kind):
     dataset = Dataset.from_list([{"source": "paka", "target": "cat"}])
@@ -132,6 +155,8 @@ def test_what_is_no_corpus_is_refused(kind):
     for corpus in (other, [other]):
         with pytest.raises(UsageError, match=f"or a list of them, not a {kind.__name__}"):
             load_corpus(corpus, languages=["sw"])
+    with pytest.raises(UsageError, match="The corpus is an empty list"):
+        load_corpus([])
 
 
 def test_columns_of_later_lines_are_read(tmp_path):

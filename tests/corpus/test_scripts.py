@@ -7,7 +7,7 @@ import pytest
 from metaphrase import RunConfig, load_corpus
 from metaphrase.corpus.checks import read_corpus
 from metaphrase.corpus.codes import split_languages
-from metaphrase.exceptions import CorpusError, MissingFileError
+from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
 from tests.corpus.samples import write
 
 TEXTS = {"zh-Hans": "马", "zh-Hant": "馬", "sw": "farasi"}
@@ -102,6 +102,13 @@ def test_rows_may_state_the_script_that_the_name_lacks_and_lack_the_one_that_it_
     mixed = write(tmp_path / "zh-en.tsv", header + "马\thorse\tzh_Hans\n馬\thorse\tzh_Hant\n")
     assert sources(mixed, ["zh-Hant"]) == {"馬"}
     assert sources(write(tmp_path / "zh-Hant-en.tsv", header + "馬\thorse\tzh\n"), ["zh-Hant"]) == {"馬"}
+
+
+def test_targets_are_not_selected_by_script(tmp_path):
+    path = write(tmp_path / "zh-sw.tsv", "source\ttarget\n马\tfarasi\n")
+    assert load_corpus(path, target_lang="zh").dataset["target"][:] == ["马"]
+    with pytest.raises(UsageError, match=r"cannot be selected by script: zh_Hant\. Pass zh as the target language"):
+        load_corpus(path, target_lang="zh_Hant")
 
 
 def test_options_keep_a_usual_script():

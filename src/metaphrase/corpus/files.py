@@ -40,6 +40,9 @@ SPLITS = ("train", "dev", "valid", "validation", "test", "devtest", "eval")
 _DEV = frozenset(["dev", "valid", "validation"])
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
+#: Files that `datasets` writes with `save_to_disk`.
+_SAVED = ("dataset_info.json", "dataset_dict.json")
+
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|(?:[-_][a-z]{4})?(?:[-_](?:[a-z]{2}|\d{3}))?)")
 # sw, ca_valencia, zh_hant_tw, zh-Hant, pt-BR, zh-Hant-TW, es-419
 _NAMED = (
@@ -130,9 +133,16 @@ def find_files(
             language code is unknown.
     """
     items = [corpus] if isinstance(corpus, str) or not isinstance(corpus, Sequence) else corpus
+    if not items:
+        raise UsageError("The corpus is an empty list. Pass files, folders, hf:org/name or data sets.")
     chosen = tuple(dict.fromkeys(map(code_with_script, languages or ())))
     wanted = list(dict.fromkeys(map(bare_language, chosen)))
-    into = bare_language(language_code(target_lang))
+    into, _, script = language_code(target_lang).partition("-")
+    if script:
+        raise UsageError(
+            f"Targets cannot be selected by script: {target_lang}. Pass {into} as the target language, and only files with "
+            "targets in this script."
+        )
     if len(wanted) > 1 and into in wanted:
         raise UsageError(f"--languages names the languages besides the target language, {into}. Omit {into}.")
     given = bare_language(language_code(source_lang)) if source_lang else None
@@ -285,7 +295,8 @@ def is_language(name: str) -> bool:
 def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile]:
     """The files that one name denotes."""
     if isinstance(item, Dataset):
-        return [BitextFile(f"dataset {item._fingerprint}", "dataset", into=into, rows=item)]  # noqa: SLF001 - its digest
+        rows = item if item.format["type"] == "custom" else item.with_format(None)  # a transform may change the texts
+        return [BitextFile(f"dataset {item._fingerprint}", "dataset", into=into, rows=rows)]  # noqa: SLF001 - its digest
     if not isinstance(item, str | Path):
         raise UsageError(
             "A corpus is a file, a folder, hf:org/name or a datasets.Dataset, or a list of them, not a "
@@ -357,6 +368,8 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
         files += chosen or unsplit
     if not files:
         has = "It has no parallel files, and no Parquet files with pairs and the columns source_lang and target_lang."
+        if any((folder / name).is_file() for name in _SAVED):
+            has = "It is a saved data set: in Python, pass datasets.load_from_disk(folder), or one split of a DatasetDict."
         if splits := {part for candidates in found.values() for part, _ in candidates if part}:
             has = f"Its splits are: {', '.join(sorted(splits))}."
         raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or similar. {has}")

@@ -37,7 +37,7 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
             is chosen.
     """
     path = Path(path)
-    suffix = Path(path.name.removesuffix(".gz")).suffix
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in _OTHER_FORMATS:
         raise CorpusError(
             f"{path} is not text with one sentence per line, or TSV. Write its sentences to such a file."
