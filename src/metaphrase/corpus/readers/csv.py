@@ -6,7 +6,7 @@ import csv
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from metaphrase.corpus.files import BitextFile
 from metaphrase.corpus.readers.columns import find_layout, read_table
@@ -15,6 +15,8 @@ from metaphrase.corpus.text import BadLine, max_line_bytes, read_lines
 
 #: Spreadsheets of languages with a decimal comma separate columns by semicolons.
 _DELIMITERS = (",", ";", "\t")
+#: Lines that show the delimiter of a file without a header.
+_PEEKED = 100
 #: First line of files that are written for Excel, with the delimiter.
 _SEP = re.compile(r"sep=([,;|\t])", re.IGNORECASE)
 
@@ -22,26 +24,31 @@ _Line = tuple[int, str | BadLine]
 
 
 def read_csv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
-    """Read a CSV file (RFC 4180), with a header, or with two columns and no header; the header shows the delimiter."""
+    """Read a CSV file (RFC 4180), with a header, or with two columns and no header."""
     lines: Iterator[_Line] = read_lines(file.paths[0], max_chars, file.max_expansion)
     limit = max_line_bytes(max_chars)
-    first = next(lines, None)
-    if first is None:
+    peeked = list(islice(lines, _PEEKED))
+    if not peeked:
         return
-    if isinstance(first[1], str) and (match := _SEP.fullmatch(first[1])):
-        delimiter = match[1]
+    if isinstance(first := peeked[0][1], str) and (match := _SEP.fullmatch(first)):
+        delimiter, peeked = match[1], peeked[1:]
     else:
-        delimiter, lines = _delimiter(first, file, limit), chain([first], lines)
-    yield from read_table(_records(lines, delimiter, limit), file)
+        delimiter = _delimiter(peeked, file, limit)
+    yield from read_table(_records(chain(peeked, lines), delimiter, limit), file)
 
 
-def _delimiter(first: _Line, file: BitextFile, limit: int) -> str:
-    """The delimiter with which the first line is a header, else the most frequent one."""
+def _delimiter(peeked: list[_Line], file: BitextFile, limit: int) -> str:
+    """The delimiter with which the first line is a header, else the one with which most records have two values."""
     for delimiter in _DELIMITERS:
-        names = next(_records([first], delimiter, limit))[1]
+        names = next(_records(peeked[:1], delimiter, limit))[1]
         if isinstance(names, list) and find_layout(names, file):
             return delimiter
-    return max(_DELIMITERS, key=str(first[1]).count)
+
+    def pairs(delimiter: str) -> tuple[int, int]:
+        found = sum(isinstance(one, list) and len(one) == 2 for _, one in _records(peeked, delimiter, limit))
+        return found, str(peeked[0][1]).count(delimiter)
+
+    return max(_DELIMITERS, key=pairs)
 
 
 class _Unclosed(Exception):
