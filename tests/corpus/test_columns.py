@@ -8,7 +8,8 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from metaphrase import load_corpus
 from metaphrase.cli import main
 from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
-from tests.corpus.samples import PAIRS, dropped, languages_of, pairs_of, write
+from tests.corpus.samples import PAIRS, dropped, languages_of, pairs_of, tsv, write
+from tests.corpus.samples import moses as moses_pair
 
 CSV = {
     "plain": "source,target\n" + "".join(f"{source},{target}\n" for source, target in PAIRS),
@@ -18,6 +19,7 @@ CSV = {
     "carriage returns": "source,target\r\n" + "".join(f"{source},{target}\r\n" for source, target in PAIRS),
     "byte order mark": "\ufeffsource,target\n" + "".join(f"{source},{target}\n" for source, target in PAIRS),
     "no header": "".join(f"{source},{target}\n" for source, target in PAIRS),
+    "no header, semicolons": "".join(f"{source};{target}\n" for source, target in PAIRS),
     "more columns": "id,target,source\n" + "".join(f"{at},{t},{s}\n" for at, (s, t) in enumerate(PAIRS)),
 }
 
@@ -27,6 +29,67 @@ CSV = {
 def test_csv(tmp_path, kind, suffix):
     corpus = load_corpus(write(tmp_path / f"sw-en.{suffix}", CSV[kind]))
     assert pairs_of(corpus) == PAIRS
+    assert languages_of(corpus) == {("sw", "en")}
+
+
+def test_a_comma_in_the_first_line_does_not_hide_other_delimiters(tmp_path):
+    pairs = [("Haya, twende", "Let us go"), *PAIRS]
+    path = write(tmp_path / "sw-en.csv", "".join(f"{source};{target}\n" for source, target in pairs))
+    assert pairs_of(load_corpus(path)) == pairs
+
+
+def test_a_first_line_that_may_be_a_header_is_reported(tmp_path, caplog):
+    for name, first in {"x": ("anchor", "positive"), "y": ("Habari ya asubuhi", "Hello")}.items():
+        load_corpus(write(tmp_path / f"{name}.sw-en.csv", f"{','.join(first)}\nAsante,Thanks\n"), streaming=True)
+    (record,) = caplog.records
+    assert "x.sw-en.csv:1 is read as a pair: 'anchor', 'positive'. If it is a header" in record.getMessage()
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_columns_without_a_name_at_the_end_of_lines_are_not_read(tmp_path, kind):
+    rows = [("source", "target", "", ""), ("Habari", "Hello", "", "")]
+    text = "".join(("," if kind == "csv" else "\t").join(row) + "\r\n" for row in rows)
+    assert pairs_of(load_corpus(write(tmp_path / f"sw-en.{kind}", text))) == [("Habari", "Hello")]
+
+
+def table(path, *rows):
+    """A file of rows, the first of which has the names of the columns."""
+    if path.suffix == ".csv":
+        return write(path, "".join(",".join(row) + "\n" for row in rows))
+    records = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    if path.suffix == ".parquet":
+        Dataset.from_list(records).to_parquet(path)
+        return path
+    return write(path, "".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_other_columns_may_look_like_codes_of_languages(tmp_path, kind):
+    idx = table(tmp_path / f"idx.{kind}", ("idx", "sw", "en"), ("1", "Habari", "Hello"))
+    assert pairs_of(load_corpus(idx)) == [("Habari", "Hello")]
+    url = table(tmp_path / f"url.{kind}", ("sw", "en", "url"), ("Asante", "Thanks", "x.org"))
+    assert pairs_of(load_corpus([idx, url], languages=["sw"])) == [("Habari", "Hello"), ("Asante", "Thanks")]
+    telugu = table(tmp_path / f"te.{kind}", ("te", "en", "url"), ("gurram", "horse", "x.org"))
+    assert pairs_of(load_corpus([url, telugu], languages=["sw", "te"])) == [("Asante", "Thanks"), ("gurram", "horse")]
+    with pytest.raises(CorpusError, match=r"several columns may be paired with 'en': 'sw', 'url'\. Choose one"):
+        load_corpus(url)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_several_languages_in_a_row_have_to_be_read_one_at_a_time(tmp_path, kind):
+    path = table(tmp_path / f"x.{kind}", ("en", "fr", "sw"), ("horse", "cheval", "farasi"))
+    assert pairs_of(load_corpus(path, languages=["fr"])) == [("cheval", "horse")]
+    with pytest.raises(CorpusError, match=r"several columns may be paired with 'en': 'fr', 'sw'\. Choose one"):
+        load_corpus(path, languages=["sw", "fr"])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("names", [("src_lang", "tgt_lang"), ("source_language", "target_language")])
+def test_usual_names_of_the_columns_of_languages(tmp_path, names, kind, streaming):
+    path = table(tmp_path / f"x.{kind}", ("src", "tgt", *names), ("Hello", "Habari", "en", "sw"))
+    corpus = load_corpus(path, languages=["sw"], streaming=streaming)
+    assert pairs_of(corpus) == [("Habari", "Hello")]
     assert languages_of(corpus) == {("sw", "en")}
 
 
@@ -167,16 +230,19 @@ def test_columns_of_later_lines_are_read(tmp_path):
     assert load_corpus(path).dataset["negatives"] == ["", "fox ||| wolf"]
 
 
-def test_one_column_alone_and_files_without_columns_are_refused(tmp_path):
+def test_files_without_the_columns_may_have_others(tmp_path):
+    other, moses = tsv(tmp_path / "sw-en.tsv", PAIRS[:1]), moses_pair(tmp_path, pairs=PAIRS[1:2])
+    columns = table(tmp_path / "x.csv", ("anchor", "positive"), PAIRS[2])
+    files = [other, moses, columns]
+    assert pairs_of(load_corpus(files, languages=["sw"], source_column="anchor", target_column="positive")) == PAIRS
+
+
+def test_one_column_alone_and_a_column_for_both_sides_are_refused(tmp_path):
     path = write_rows(tmp_path, "csv")
     with pytest.raises(UsageError, match="both sides: source_column and target_column"):
         load_corpus(path, source_column="positive")
     with pytest.raises(UsageError, match="The column 'positive' cannot be both sides"):
         load_corpus(path, source_column="positive", target_column="positive")
-    for side in ("sw", "en"):
-        write(tmp_path / f"x.{side}", "a\n")
-    with pytest.raises(UsageError, match="moses files have no columns"):
-        load_corpus(tmp_path / "x", source_column="positive", target_column="anchor")
 
 
 COLUMNS = ["--source_column", "positive", "--target_column", "anchor"]

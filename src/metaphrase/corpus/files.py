@@ -45,16 +45,15 @@ _SAVED = ("dataset_info.json", "dataset_dict.json")
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|(?:[-_][a-z]{4})?(?:[-_](?:[a-z]{2}|\d{3}))?)")
 # sw, ca_valencia, zh_hant_tw, zh-Hant, pt-BR, zh-Hant-TW, es-419
-_NAMED = (
-    r"[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|_[A-Za-z]{4}_[A-Za-z]{2}|(?:[-_][A-Z][a-z]{3})?(?:[-_](?:[A-Z]{2}|\d{3}))?)"
-)
+_NAMED = r"[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|_[A-Za-z]{4}_[A-Za-z]{2}|(?:[-_][A-Z][a-z]{3})?(?:[-_](?:[A-Z]{2}|\d{3}))?)"
 _LOCALE = r"[a-z]{2,3}-[A-Z]{2}(?:[._]|$)"  # en-GB, of a single language
 _PAIR = re.compile(rf"(?:^|[._])(?!{_LOCALE})({_NAMED})-({_NAMED})(?=[._]|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 #: Lines that show which columns a file has.
 _PEEKED = 100
-_LANGUAGE_COLUMN = re.compile("(source|target)_lang", re.IGNORECASE)
-_KEYS = "|".join(["source_lang", "target_lang", *OPTIONAL, "negative"])
+#: Names of the columns that state the languages of a row.
+LANGUAGE_COLUMN = re.compile("(?:source|src|target|tgt|trg)_lang(?:uage)?", re.IGNORECASE)
+_KEYS = "|".join([LANGUAGE_COLUMN.pattern, *OPTIONAL, "negative"])
 _KEY = re.compile(rf'(?<!\\)"\s*({_KEYS})\s*"\s*:(?!\s*null\b)', re.IGNORECASE)
 
 
@@ -76,8 +75,8 @@ class BitextFile:
         split: Split of a Hub data set.
         revision: Branch, tag or commit of a Hub data set; None is the default branch.
         max_expansion: Largest expansion of a compressed file; None disables the limit.
-        columns: Names of the columns of the source and the target; None finds them by their names.
-        chosen: Codes of the chosen languages, whose scripts limit those that columns and rows state; empty for no limit.
+        columns: Names of the columns of the source and the target, in a file that has them; None finds them by their names.
+        chosen: Codes of the chosen languages, which limit the languages and scripts of columns and rows; empty for no limit.
         pins: The files of ``paths`` with the digests of their content, after `pinned`.
         rows: The rows of a data set in memory.
     """
@@ -112,7 +111,7 @@ class BitextFile:
 
     def has_chosen_script(self, language: str) -> bool:
         """Whether a language that a column or row states is in a chosen script."""
-        return not self.chosen or is_in_script(language, self.chosen)
+        return not any("-" in code for code in self.chosen) or is_in_script(language, self.chosen)
 
 
 def find_files(
@@ -137,12 +136,7 @@ def find_files(
         raise UsageError("The corpus is an empty list. Pass files, folders, hf:org/name or data sets.")
     chosen = tuple(dict.fromkeys(map(code_with_script, languages or ())))
     wanted = list(dict.fromkeys(map(bare_language, chosen)))
-    into, _, script = language_code(target_lang).partition("-")
-    if script:
-        raise UsageError(
-            f"Targets cannot be selected by script: {target_lang}. Pass {into} as the target language, and only files with "
-            "targets in this script."
-        )
+    into = _target_language(target_lang)
     if len(wanted) > 1 and into in wanted:
         raise UsageError(f"--languages names the languages besides the target language, {into}. Omit {into}.")
     given = bare_language(language_code(source_lang)) if source_lang else None
@@ -167,12 +161,23 @@ def find_files(
             available = ", ".join(sorted({_spelled(file) or str(file.language) for file in files})) or "none"
             raise MissingFileError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {available}.")
         # a row whose language has no script is in that of the file's name
-        limit = chosen if any("-" in code for code in chosen) else ()
+        limit = tuple(sorted(chosen))
         files = [file if "-" in (_spelled(file) or "") else dataclasses.replace(file, chosen=limit) for file in kept]
     for path in chain.from_iterable(file.paths for file in files):
         check_regular(path)
     check_distinct(file.paths for file in files)
     return files
+
+
+def _target_language(name: str) -> str:
+    """The code of a target language, which has no script."""
+    code, _, script = language_code(name).partition("-")
+    if script:
+        raise UsageError(
+            f"Targets cannot be selected by script: {name}. Pass {code} as the target language, and only files with targets "
+            "in this script."
+        )
+    return code
 
 
 def _is_chosen(file: BitextFile, chosen: Collection[str]) -> bool:
@@ -212,7 +217,7 @@ def states_languages(file: BitextFile) -> bool:
         names = json_keys(file)
     else:
         names = [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
-    return any(_LANGUAGE_COLUMN.search(name) for name in names)
+    return any(LANGUAGE_COLUMN.search(name) for name in names)
 
 
 def json_keys(file: BitextFile, max_chars: int = MAX_CHARS) -> Iterator[str]:
@@ -236,8 +241,6 @@ def _with_columns(files: list[BitextFile], source: str | None, target: str | Non
         raise UsageError("Name the columns of both sides: source_column and target_column.")
     if source == target:
         raise UsageError(f"The column {source!r} cannot be both sides. Name different columns.")
-    if others := [file for file in files if file.format in ("moses", "tmx")]:
-        raise UsageError(f"{file_names(others)}: {others[0].format} files have no columns. Omit --source_column.")
     return [dataclasses.replace(file, columns=(source, target)) for file in files]
 
 

@@ -129,7 +129,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
             a folder or the Hub. In a folder, a file named ``valid`` or ``validation`` is one of ``dev``, and a file without a
             split is used if a language has no file of this split.
         source_column: Name of the column with the texts in the source language, if it has another name, e.g. ``"anchor"``.
-        target_column: Name of the column with the texts in the target language, e.g. ``"positive"``.
+        target_column: Name of the column with the texts in the target language, e.g. ``"positive"``. Files with neither of
+            these two columns are read as usual.
         streaming: Read while training, in bounded memory. The report is filled while the stream is read.
         on_disk: Folder for the clean pairs, which are memory-mapped from there. Pairs have indices even if the
             corpus exceeds memory, so that a trainer resumes at any pair without reading the preceding ones. A folder that

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
 from metaphrase.corpus.codes import bare_language, standard_code
-from metaphrase.corpus.files import BitextFile, is_language
+from metaphrase.corpus.files import LANGUAGE_COLUMN, BitextFile, is_language
 from metaphrase.corpus.rows import OPTIONAL, SEPARATOR, Row
 from metaphrase.corpus.text import BadLine
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.redaction import excerpt
+
+logger = logging.getLogger(__name__)
 
 _SOURCE_NAMES, _TARGET_NAMES = ("source", "src", "non_english"), ("target", "tgt", "trg", "english")
 #: Names of the column of hard negatives; a list of sentences is read too.
@@ -31,12 +35,12 @@ class Layout(NamedTuple):
 
 
 def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
-    """Find the columns of a pair: the given ones, ``source`` and ``target``, or language codes; None if one is missing."""
+    """Find the columns of a pair: the given ones, ``source`` and ``target``, or language codes; None if one is missing.
+
+    A file with neither of the given columns has others, such as a dev set.
+    """
     names = list(names)
-    columns: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        if _is_readable(name, file):
-            columns[column_role(name)].append(name)
+    columns = _by_role(names, file)
 
     def column(role: str | None) -> str | None:
         found = columns.get(role or "", [])
@@ -47,7 +51,7 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
         return found[0] if found else None
 
     languages: tuple[str | None, str | None]
-    if file.columns:
+    if file.columns and not {*file.columns}.isdisjoint(names):
         source, target = (name if name in names else None for name in file.columns)
         languages = file.language, file.into
     else:
@@ -58,16 +62,33 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
     return Layout(source, target, source_lang, target_lang, tuple(optional), languages)
 
 
+def _by_role(names: Iterable[str], file: BitextFile) -> dict[str, list[str]]:
+    """The names of the columns by their roles, without languages in a script that is not chosen."""
+    columns: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        if _is_readable(name, file):
+            columns[column_role(name)].append(name)
+    return columns
+
+
 def _is_readable(name: str, file: BitextFile) -> bool:
     """Whether a column is not that of a language in a script that is not chosen."""
     return not is_language(name.strip().lower()) or file.has_chosen_script(name)
+
+
+def _source_codes(roles: Iterable[str], file: BitextFile) -> list[str]:
+    """The roles of the columns that may hold the source because they are named after its language."""
+    chosen = {*map(bare_language, file.chosen)}
+    codes = [role for role in roles if is_language(role) and role != file.into and file.language in (role, None)]
+    codes = [code for code in codes if code in chosen or not chosen]
+    return codes if len(codes) == 1 else [*filter(standard_code, codes)]  # not "idx"
 
 
 def _named_pair(
     columns: Iterable[str], column: Callable[[str | None], str | None], file: BitextFile
 ) -> tuple[str | None, str | None, tuple[str | None, str | None]]:
     """The columns of a pair by their roles, and the languages of a row."""
-    codes = [role for role in columns if is_language(role) and role != file.into and file.language in (role, None)]
+    codes = _source_codes(columns, file)
     code = codes[0] if len(codes) == 1 else None
     source, target = column("source"), column("target")
     languages = file.source_lang, file.target_lang
@@ -96,6 +117,7 @@ def read_table(
             raise CorpusError(
                 f"{file.name}:1: expected a header 'source<TAB>target', found {' '.join(first[1])[:80]!r}."
             )
+        _warn_of_names(file.name, *first[1])
         columns, records = ["source", "target"], chain([first], records)
 
     def named() -> Iterator[tuple[int, Mapping[str, str] | BadLine]]:
@@ -110,20 +132,33 @@ def read_table(
     yield from read_records(named(), file)
 
 
+@cache  # once for each file
+def _warn_of_names(file: str, source: str, target: str) -> None:
+    """Report a first line that is read as a pair, but may be a header."""
+    if all(cell.isascii() and cell.strip().isidentifier() for cell in (source, target)):
+        logger.warning(
+            "%s:1 is read as a pair: %r, %r. If it is a header, rename the columns to source and target, or pass "
+            "--source_column and --target_column.",
+            *(file, source, target),
+        )
+
+
 def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     """The columns of the first line of a file; None if it is a pair."""
     kind = file.format.upper()
     if find_layout(columns, file) is not None:
-        if len(set(columns)) < len(columns):
+        named = [*filter(str.strip, columns)]  # spreadsheets may end lines with empty columns
+        if len(set(named)) < len(named):
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
-    named = not file.columns and len(columns) == 2 and all(map(standard_code, columns))
-    if named and file.language not in (roles := [*map(column_role, columns)]) and file.into in roles:
+    are_codes = not file.columns and len(columns) == 2 and all(map(standard_code, columns))
+    if are_codes and file.language not in (roles := [*map(column_role, columns)]) and file.into in roles:
         raise CorpusError(
             f"{file.name}:1: the columns are {' and '.join(columns)}, but the languages of the corpus are "
             f"{file.language} and {file.into}. Rename a column, or choose another language."
         )
-    if file.columns or is_header(columns) or not all(_is_readable(name, file) for name in columns):
+    is_unusable = file.columns or is_header(columns) or not all(_is_readable(name, file) for name in columns)
+    if is_unusable or _several_codes(columns, file):
         raise _no_columns(file, 1, columns)
     if len(columns) != 2:
         has = f"this one has {len(columns)}" if any(map(str.strip, columns)) else "the first line of this one is empty"
@@ -135,8 +170,22 @@ def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     return None
 
 
+def _several_codes(names: Iterable[str], file: BitextFile) -> list[str]:
+    """The columns of languages beside that of the target, if there are several."""
+    columns = _by_role(names, file)
+    codes = _source_codes(columns, file)
+    is_open = not file.columns and file.into in columns and len(codes) > 1
+    return [columns[code][0] for code in codes] if is_open else []
+
+
 def _no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusError:
     """The error for a file without the columns of a pair."""
+    if several := _several_codes(names, file):
+        found = excerpt(", ".join(map(repr, several)))
+        return CorpusError(
+            f"{file.name}:{line}: several columns may be paired with {file.into!r}: {found}. "
+            "Choose one of these languages (--languages), or name the columns (--source_column, --target_column)."
+        )
     wanted = f"'source' and 'target' (or two language codes, one of them {file.into!r})"
     wanted = " and ".join(map(repr, file.columns)) if file.columns else wanted
     found = excerpt(", ".join(map(repr, names)))
@@ -161,6 +210,8 @@ def column_role(name: str) -> str:
         return "target"
     if name in NEGATIVES:
         return NEGATIVES[0]
+    if LANGUAGE_COLUMN.fullmatch(name):
+        return f"{column_role(name.partition('_')[0])}_lang"
     return bare_language(name) if is_language(name) else name
 
 
