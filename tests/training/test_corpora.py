@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from datasets import Dataset
 
-from metaphrase.training.corpora import with_links
+from metaphrase import RunConfig, load_corpus
+from metaphrase.training.corpora import read_dev, with_links
 from metaphrase.training.recipe import Recipe
+from tests.corpus.samples import PAIRS, moses, tsv
 
 
 @pytest.mark.parametrize("checkpoint", [None, "checkpoint-2"])
@@ -27,3 +31,13 @@ def test_links_are_computed_again_if_those_of_the_corpus_change(tmp_path, bitext
         links = with_links(rows.add_column("alignment", [own, *[None] * (len(rows) - 1)]), recipe, tmp_path)
         assert links["alignment"][0] == own
         assert None not in links["alignment"]
+
+
+def test_dev_sets_need_not_have_the_columns_of_the_corpus(tmp_path):
+    columns = {"source_column": "anchor", "target_column": "positive"}
+    path = tsv(tmp_path / "corpus.tsv", [("paka", "cat")], header="anchor\tpositive")
+    config = RunConfig(corpus=[str(path)], languages=["sw"], dev=[str(moses(tmp_path))], **columns)
+    corpus = load_corpus(path, languages=["sw"], **columns)
+    for dev in (moses(tmp_path), tsv(tmp_path / "sw-en.dev.tsv")):
+        sets = read_dev(replace(config, dev=[str(dev)]), corpus)
+        assert [*zip(sets["sw"].sources, sets["sw"].targets, strict=True)] == PAIRS
