@@ -26,6 +26,7 @@ from tests.corpus.samples import (
     make_tmx,
     many,
     pairs_of,
+    tmx,
     tsv,
     write,
 )
@@ -107,6 +108,24 @@ def test_streams_of_every_format_can_be_mixed(tmp_path, make):
     other = tsv(tmp_path / "te-en.tsv", many(6))
     corpus = load_corpus([make(tmp_path), other], streaming=True, temperature=0.3)
     assert {*PAIRS, *many(6)} == set(pairs_of(corpus))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_without_the_language_is_reported_and_skipped(tmp_path, caplog, streaming):
+    other = write(tmp_path / "x.tmx", tmx().replace(b'"SW"', b'"te"'))
+    corpus = load_corpus([tsv(tmp_path / "sw-en.tsv"), other], languages=["sw"], streaming=streaming)
+    assert pairs_of(corpus) == PAIRS
+    assert [record.getMessage() for record in caplog.records] == [f"{other}: no pair was kept."]
+    with pytest.raises(CorpusError, match=r"(?s)No pair of .*x\.tmx was kept\.\n.*other languages"):
+        load_corpus(other, languages=["sw"], streaming=streaming)
+
+
+def test_a_chosen_language_that_a_stream_may_lack_is_reported(tmp_path, caplog):
+    path = tsv(tmp_path / "x.tsv", [(*pair, "sw") for pair in PAIRS], "source\ttarget\tsource_lang")
+    load_corpus(path, languages=["sw", "te"], streaming=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "None of the first 100 pairs of each file is in 'te'."
+    ]
 
 
 def test_a_languages_files_are_shards(tmp_path):

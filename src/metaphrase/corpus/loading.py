@@ -317,26 +317,31 @@ def stream_files(
     """
     report = CorpusReport()
     groups: dict[str | None, Sequence[BitextFile]] = {}
-    facts, optional, mixed = [], set[str](), list[BitextFile]()
+    facts, found, optional, mixed = [], set[str](), set[str](), list[BitextFile]()
     in_order = selection.limit is not None or selection.drop_duplicates
     needs_all = in_order or temperature is not None
     files = [file.pinned() for file in files]
+    glance = CorpusReport(logged={file.name for file in files})
     for file in files:
-        glance = CorpusReport(logged={file.name})
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=glance)
         is_whole = needs_all and file.format != "hub" and states_languages(file)  # any row may be in another language
         languages = dict[str, None]()
         for _, _, _, known in islice(pairs, None if is_whole else _PEEKED):
             languages[source_language(known, file)] = None
             optional.update(known)
-        if not languages:
-            raise CorpusError(f"{file.name} has no pairs.")
         optional.update(_later_columns(file, selection.max_chars))
         facts.append(describe_file(file, [*languages]))
+        found.update(languages)
+        if not languages:
+            logger.warning("%s: no pair was kept.", file.name)
+            continue
         chosen = selection.languages.intersection(languages) if selection.languages else {*languages}
         if file.language is None or chosen - {file.language}:
             mixed.append(file)
         groups[file.language] = [*groups.get(file.language, ()), file]
+    if not found:
+        raise CorpusError(f"No pair of {file_names(files)} was kept.\n{glance}")
+    _warn_of_missing(selection.languages - found)
     features = row_features(optional)
     if temperature is not None:
         _check_mixture(groups.get(None, ()), mixed)
@@ -368,6 +373,12 @@ def stream_files(
         stopping_strategy="all_exhausted_without_replacement" if once else "all_exhausted",
     )
     return dataset, report, facts
+
+
+def _warn_of_missing(languages: Iterable[str]) -> None:
+    """Report chosen languages that no file of a stream may have; its later pairs are not read in advance."""
+    for language in sorted(languages):
+        logger.warning("None of the first %d pairs of each file is in %r.", _PEEKED, language)
 
 
 def _later_columns(file: BitextFile, max_chars: int) -> set[str]:
