@@ -33,6 +33,14 @@ def test_links_are_computed_again_if_those_of_the_corpus_change(tmp_path, bitext
         assert None not in links["alignment"]
 
 
+def test_pairs_with_an_empty_alignment_are_counted(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = tsv(tmp_path / "sw-en.tsv", [("paka", "cat", "0-0"), ("mbwa", "dog", "")], "source\ttarget\talignment")
+    dataset = with_links(load_corpus(path).dataset, Recipe.load("wacse"), tmp_path)
+    assert dataset["alignment"][:] == ["0-0", ""]
+    assert "1 of 2 pairs have no word links: their alignment is empty" in caplog.text
+
+
 def test_dev_sets_need_not_have_the_columns_of_the_corpus(tmp_path):
     columns = {"source_column": "anchor", "target_column": "positive"}
     path = tsv(tmp_path / "corpus.tsv", [("paka", "cat")], header="anchor\tpositive")

@@ -97,12 +97,18 @@ def with_columns(corpus: Corpus, recipe: Recipe, config: RunConfig, arguments: T
 
 
 def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
-    """Add word links to a corpus that has none; they are computed once for an output folder.
+    """Add word links to pairs whose alignment is missing; they are computed once for an output folder.
 
+    An empty alignment, such as an empty cell of a TSV file, is that of a pair without links, as aligners write it.
     Word objectives use the links that both directions find, phrase objectives the links of grow-diag-final-and.
     """
     present = "alignment" in (dataset.column_names or ())
     if present and (isinstance(dataset, IterableDataset) or None not in dataset["alignment"]):
+        if isinstance(dataset, Dataset) and (empty := sum(not links for links in dataset["alignment"])):
+            message = (
+                "%d of %d pairs have no word links: their alignment is empty. To align all pairs, remove the column."
+            )
+            logger.info(message, empty, len(dataset))
         return dataset
     if isinstance(dataset, IterableDataset):
         raise UsageError(
