@@ -451,7 +451,7 @@ def test_values_of_another_type_are_refused(wrong):
 
 def test_a_recipe_is_passed_by_name():
     with pytest.raises(
-        RecipeError, match=r"^A recipe is named, .* but the Recipe 'mine' was passed\. Write its to_dict"
+        RecipeError, match=r"^Expected the name of a recipe .* but got the Recipe object 'mine'\. Write its to_dict"
     ):
         RunConfig(recipe=Recipe("mine", (Term("tr"),)))
 
