@@ -19,6 +19,7 @@ from sentence_transformers import (
 )
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.models.bert.modeling_bert import BertPooler
 
 from metaphrase.encoders.adapters import add_lora
 from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
@@ -343,6 +344,16 @@ def test_an_own_optimizer_without_the_heads_is_refused(make_trainer):
         trainer.train()
     trainer.args.head_learning_rate = None
     trainer.train()
+
+
+def test_an_encoder_with_a_pooler_is_resumed_without_it(make_trainer, tiny_encoder):
+    encoder = tiny_encoder[0].auto_model
+    encoder.pooler = BertPooler(encoder.config)
+    make_trainer("tr", max_steps=1, save_steps=1).train()
+    resumed = make_trainer("tr", max_steps=2)
+    resumed.train(resume_from_checkpoint=True)
+    assert len(losses(resumed)) == 2
+    assert resumed.model[0].auto_model.pooler is None
 
 
 def test_a_recipe_without_heads_takes_a_head_learning_rate_all_the_same(make_trainer):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from metaphrase.corpus.loading import Corpus
 from metaphrase.encoders.adapters import encoder_of
 from metaphrase.encoders.loading import origin_of, pooling_of, used_piece_ids
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
@@ -34,8 +35,8 @@ class AlignmentLoss(nn.Module):
     """The weighted objectives of a recipe over one encoding of each view.
 
     Args:
-        model: The encoder to train. If its weights are in half precision, they are converted to float32, as small updates
-            would be rounded away.
+        model: The encoder to train. An optional pooler of transformers, which sentence embeddings never use, is removed. If
+            its weights are in half precision, they are converted to float32, as small updates would be rounded away.
         recipe: The objectives and their weights.
         max_length: Maximum number of pieces per sentence; None uses the recipe's.
         english_ids: Sorted ids of the English subset vocabulary, for heads that use one (see
@@ -78,6 +79,7 @@ class AlignmentLoss(nn.Module):
             )
         if any(weight.dtype in (torch.float16, torch.bfloat16) for weight in model.parameters()):
             model.float()
+        remove_pooler(model[0].auto_model)
         self.model = model
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length
