@@ -7,8 +7,9 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MSELoss
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from sentence_transformers.sentence_transformer.modules import CNN, Dense, Pooling, WeightedLayerPooling
 from tokenizers import models
 from transformers import BertConfig, BertModel
 
@@ -233,6 +234,34 @@ def test_frozen_word_embeddings_are_shared_and_trained_ones_copied(tiny_encoder,
         table = tiny_encoder[0].auto_model.get_input_embeddings()
         assert (original.get_input_embeddings() is table) == freeze
         assert not any(parameter.requires_grad for parameter in original.parameters())
+
+
+def test_shared_word_embeddings_that_are_unfrozen_later_are_refused(make_loss, batch_of, bitext, tiny_encoder):
+    freeze_word_embeddings(tiny_encoder)
+    loss = make_loss("anchor", model=tiny_encoder)
+    batch = batch_of(loss, bitext[:3])
+    loss(batch)
+    loss.model.requires_grad_(True)
+    with pytest.raises(UsageError, match="frozen when the loss was built, so the original model shares them"):
+        loss(batch)
+
+
+@pytest.mark.parametrize("kind", ["CNN", "WeightedLayerPooling"])
+def test_modules_that_read_padding_or_other_layers_are_refused(make_loss, tiny_encoder, kind):
+    module = CNN(32, 32, [3]) if kind == "CNN" else WeightedLayerPooling(32, 2, layer_start=1)
+    model = SentenceTransformer(modules=[tiny_encoder[0], module, Pooling(32, "mean")], device="cpu")
+    with pytest.raises(ModelError, match=f"but its module {kind} reads more"):
+        make_loss("anchor", model=model)
+    make_loss("tr", model=model)
+
+
+def test_a_loss_is_saved_without_the_encodings_of_its_original(make_loss, batch_of, bitext, tmp_path):
+    loss = moved(make_loss("anchor"))
+    batch = batch_of(loss, bitext[:3])
+    value = loss(batch)["anchor"]
+    torch.save(loss, tmp_path / "loss.pt")
+    again = torch.load(tmp_path / "loss.pt", weights_only=False)(batch)["anchor"]
+    torch.testing.assert_close(again, value)
 
 
 def test_the_interpolated_pair_stays_while_its_sides_meet():

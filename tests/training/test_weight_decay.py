@@ -184,6 +184,16 @@ def test_a_run_is_not_resumed_toward_another_start(make_trainer, tiny_encoder):
         make_trainer("run", recipe="tr", weight_decay_toward="zero").train(resume_from_checkpoint=True)
 
 
+def test_weights_that_are_unfrozen_later_have_no_start(make_trainer, tiny_encoder):
+    table = tiny_encoder[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
+    trainer = make_trainer("run", recipe="tr")
+    trainer.create_optimizer()
+    assert not table.requires_grad
+    trainer.model.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"but 0.model.embeddings.word_embeddings.weight was frozen then"):
+        trainer.train()
+
+
 def test_options_without_effect_are_refused(make_trainer):
     with pytest.raises(UsageError, match="has no effect without weight decay"):
         make_trainer(weight_decay=0.0)

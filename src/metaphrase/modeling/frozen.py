@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from sentence_transformers.sentence_transformer.modules import CNN, WeightedLayerPooling
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.digests import module_settings, tensors_digest
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.packing import ATTENTION, can_pack, token_states
@@ -48,14 +51,24 @@ class Original:
 
     Attributes:
         digest: Digest of the weights, and of the settings of the modules.
+
+    Raises:
+        ModelError: A module reads padding, or other layers than the last one.
+        UsageError: When called: the word embeddings that it shares are no longer frozen.
     """
 
     def __init__(self, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
         self.encoder = frozen(encoder).eval()
         self.modules = nn.Sequential(*modules).requires_grad_(False).eval()
+        for module in self.modules:
+            if isinstance(module, CNN | WeightedLayerPooling):
+                raise ModelError(
+                    "A frozen model, which the encoder is compared with, has no padding and only states of the last layer, "
+                    f"but its module {type(module).__name__} reads more. Use a model without it, or an objective that reads "
+                    "no original model or teacher, such as 'tr'."
+                )
         weights = self.encoder.state_dict(prefix="encoder.") | self.modules.state_dict(prefix="modules.")
         self.digest = tensors_digest(weights, module_settings(self.modules))
-        self._encoded: Any = WeakTensorKeyDictionary()
 
     @classmethod
     def copy_of(cls, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> Original:
@@ -64,9 +77,23 @@ class Original:
         shared = {} if table.weight.requires_grad else {id(table): table}
         return cls(copy.deepcopy(encoder, shared), map(copy.deepcopy, modules))
 
+    @cached_property
+    def _encoded(self) -> Any:
+        """The encodings of the batch, by the piece ids of the view."""
+        return WeakTensorKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_encoded"}
+
     @torch.no_grad()
     def __call__(self, encoding: Encoding) -> OriginalEncoding:
         """Encode the sentences of a view, without gradient; embeddings are truncated to the size of the view's own."""
+        table: Any = self.encoder.get_input_embeddings()
+        if table.weight.requires_grad:
+            raise UsageError(
+                "The word embeddings were frozen when the loss was built, so the original model shares them, but they are "
+                "trained now. Set requires_grad before you build the loss."
+            )
         if encoding.ids_bl not in self._encoded:
             for part in (self.encoder, self.modules):
                 part.to(device=encoding.table_vh.device, dtype=encoding.table_vh.dtype)

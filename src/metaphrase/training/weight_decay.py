@@ -35,6 +35,7 @@ class DecayTowardStart:
         trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._start = {name: weight.detach().clone() for name, weight in trained.items()}
         self._start_of = {weight: self._start[name] for name, weight in trained.items()}
+        self._model = model
         self._decays: list[float] = []
         self._attached: Any = None
 
@@ -44,7 +45,17 @@ class DecayTowardStart:
         return tensors_digest(self._start)
 
     def attach(self, optimizer: Any) -> None:
-        """Replace the weight decay of an optimiser, whatever its class, in all of its steps."""
+        """Replace the weight decay of an optimiser, whatever its class, in all of its steps.
+
+        Raises:
+            UsageError: A weight is trained that was frozen at the start.
+        """
+        for name, weight in self._model.named_parameters():
+            if weight.requires_grad and weight not in self._start_of:
+                raise UsageError(
+                    f"weight_decay_toward 'start' pulls toward the weights when the trainer was made, but {name} was frozen "
+                    "then, so it was not copied. Set requires_grad before you make the trainer, or omit weight_decay_toward."
+                )
         optimizer = getattr(optimizer, "optimizer", optimizer)  # of accelerate's wrapper
         if optimizer is not self._attached:
             optimizer.register_step_pre_hook(self._decay)
