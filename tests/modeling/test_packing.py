@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import CNN, Pooling, Transformer
 from transformers import AutoConfig, AutoModel
 
 import metaphrase.modeling.packing as packing_module
@@ -124,6 +124,19 @@ def test_an_encoder_without_positions_runs_padded(tiny_encoder, monkeypatch, cap
             assert not active
             torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), padded)
     assert caplog.messages == ["BertModel cannot run without padding; sentences are padded."]
+
+
+@pytest.mark.parametrize("change", ["padding on the left", "a convolution"])
+def test_models_whose_results_depend_on_padding_run_padded(tiny_encoder, change):
+    model = tiny_encoder
+    if change == "a convolution":
+        model = SentenceTransformer(modules=[model[0], CNN(32, 32, [3]), Pooling(32, "mean")], device="cpu")
+    else:
+        model.tokenizer.padding_side = "left"
+    padded = model.encode(TEXTS, convert_to_tensor=True)
+    with packed(model) as active:
+        torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), padded)
+    assert not active
 
 
 def test_first_positions(tiny_encoder, tiny_xlmr):

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import CNN
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -239,12 +240,18 @@ def token_states(encoder: PreTrainedModel, mask_bl: Tensor, **inputs: Tensor) ->
     return packing.pad(encoder(**flat, packing=packing).last_hidden_state[0])
 
 
+def reads_padding(model: SentenceTransformer) -> bool:
+    """Whether padding changes the results of a model: convolutions read it, and on the left it shifts positions."""
+    return model.tokenizer.padding_side == "left" or any(isinstance(module, CNN) for module in model)
+
+
 @contextmanager
 def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool]:
     """Run a SentenceTransformer without padding inside this block.
 
     All uses of the model (training, ``encode``, evaluators) produce the same results as outside of the block, and are
-    faster if sentences differ in length. An encoder that cannot be packed runs padded, with one log message per process.
+    faster if sentences differ in length. A model that cannot be packed, or whose results depend on padding, runs padded,
+    with one log message per process and class of encoder.
 
     Args:
         model: The model; its first module must be a Transformer.
@@ -255,7 +262,7 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
     """
     transformer: Any = model[0]
     encoder = transformer.auto_model
-    if not (enabled and can_pack(encoder)):
+    if not (enabled and can_pack(encoder) and not reads_padding(model)):
         if enabled:
             notice(type(encoder).__name__)
         yield False
