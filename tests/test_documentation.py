@@ -541,7 +541,7 @@ def exception(block: Block, names: dict[str, object]) -> str:
     code = re.sub(r"(TrainingArguments\(.*)max_steps=\d+", rf"\1{few}", code)
     code = re.sub(r"max_steps=\d{2,}", f"{few}, max_length=24", code)
     try:
-        exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
+        exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec", dont_inherit=True), names)
     except Exception:
         return traceback.format_exc()
     return ""

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from metaphrase.cli import main
-from metaphrase.exceptions import ModelError, RecipeError
+from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import OwnTemperature
 from metaphrase.objectives import OBJECTIVES
-from metaphrase.objectives.base import Objective
+from metaphrase.objectives.base import Objective, check_unused
 from metaphrase.objectives.registry import Objectives
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.recipe import Recipe
@@ -74,6 +74,18 @@ class Coarse(Distance):
 
 class Dotted(Distance):
     name = "my.distance"
+
+
+class Logged(Distance):
+    name = "eval_distance"
+
+
+@dataclass
+class Comparable(Objective):
+    name, granularity = "comparable", "sentence"
+
+    def forward(self, encodings):
+        return encodings["source"].sentence_bh.mean()
 
 
 class Unlimited(Distance):
@@ -206,6 +218,8 @@ def test_an_installed_package_adds_an_objective(package, tmp_path):
         ("outside.losses:Dotted", {}, "has the name 'my.distance'. Use a name without dots"),
         ("outside.losses:Unlimited", {}, "has no argument 'max_length'"),
         ("outside.losses:Reserved", {}, "has the name 'double', which torch reserves"),
+        ("outside.losses:Logged", {}, "has the name 'eval_distance', which is a key of the trainer's log"),
+        ("outside.losses:Comparable", {}, r"cannot be hashed, .* Decorate it with @dataclass\(eq=False, repr=False"),
     ],
 )
 def test_wrong_references_and_arguments_are_reported(package, tmp_path, objective, args, message):
@@ -318,3 +332,33 @@ def test_an_objective_with_a_head_reads_files_of_the_home_folder(make_loss, tmp_
     loss.heads.save_pretrained(tmp_path / "heads")
     assert str(tmp_path) not in (tmp_path / "heads" / "config.json").read_text(encoding="utf-8")
     assert AlignmentHeads.from_pretrained(tmp_path / "heads").heads["reading"].out_features == 3
+
+
+def test_the_temperature_of_an_unknown_encoder_needs_a_default(make_loss, monkeypatch):
+    class Tempered(Objective):
+        name, granularity = "tempered", "sentence"
+
+        def __init__(self, *, max_length: int = 32, temperature: OwnTemperature = "auto"):
+            super().__init__(max_length=max_length)
+            self.temperature = temperature
+
+        def forward(self, encodings):
+            return encodings["source"].sentence_bh.sum() / self.temperature
+
+    class Untempered(Tempered):
+        def __init__(self, *, max_length: int = 32):
+            super().__init__(max_length=max_length)
+
+    for cls in (Tempered, Untempered):
+        monkeypatch.setitem(OBJECTIVES, "tempered", cls)
+        with pytest.raises(UsageError, match=r"'temperature' of 'tempered' is 'auto', .* Set it to a number"):
+            make_loss("tempered")
+    monkeypatch.setitem(OBJECTIVES, "tempered", Tempered)
+    assert make_loss("tempered", temperature=0.5).objectives["tempered"].temperature == 0.5
+    monkeypatch.setattr("metaphrase.objectives.base.own_temperature", lambda *known: 0.02)
+    assert make_loss("tempered").objectives["tempered"].temperature == 0.02
+    check_unused(Tempered(), ("temperature",), "kind: soft")
+    with pytest.raises(
+        UsageError, match=r"'temperature' of 'tempered' is 0\.5, but has an effect only with 'kind: soft'"
+    ):
+        check_unused(Tempered(temperature=0.5), ("temperature",), "kind: soft")

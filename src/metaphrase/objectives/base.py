@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from metaphrase.encoders.loading import own_temperature, pretrained_mlm_head
 from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError, ModelFileError, UsageError
-from metaphrase.io.arguments import Length, check_values, checked, hints_of
+from metaphrase.io.arguments import Length, Temperature, check_values, checked, hints_of, is_of_type
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import Original
 from metaphrase.modeling.functional import gather_with_gradient
@@ -82,8 +82,12 @@ class Objective(nn.Module, ABC):
         own: Any = self
         if getattr(own, "temperature", None) == "auto":
             known = own_temperature(sources.name, sources.prompts)
-            usual = signature(type(own)).parameters["temperature"].default
-            own.temperature = usual if known is None else known
+            own.temperature = default_of(self, "temperature") if known is None else known
+            if not is_of_type(own.temperature, Temperature):
+                raise UsageError(
+                    f"'temperature' of {self.name!r} is 'auto', but the one that {sources.name or 'the encoder'} was trained "
+                    "with is unknown, and there is no default. Set it to a number."
+                )
 
     def views(self) -> tuple[View, ...]:
         """Return the views that the objective reads: by default both sides."""
@@ -180,15 +184,20 @@ class HeadSources:
         return head
 
 
+def default_of(objective: Objective, name: str) -> Any:
+    """Default of an argument of an objective; None if it has none."""
+    parameter = signature(type(objective)).parameters.get(name)
+    return None if parameter is None else parameter.default
+
+
 def check_unused(objective: Objective, names: Iterable[str], needed: str) -> None:
     """Refuse arguments that have an effect only with another one, unless they have their default.
 
     Raises:
         UsageError: One of them has another value.
     """
-    defaults = {one.name: one.default for one in fields(objective)}
     for name in names:
-        if (value := getattr(objective, name)) != defaults[name]:
+        if (value := getattr(objective, name)) != default_of(objective, name):
             raise UsageError(
                 f"{name!r} of {objective.name!r} is {value!r}, but has an effect only with '{needed}'. Omit it, or set the "
                 "other."

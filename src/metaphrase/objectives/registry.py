@@ -23,6 +23,9 @@ ENTRY_POINTS = "metaphrase.objectives"
 #: Reference to a class of another package in a recipe.
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
+#: Keys of the trainer's log that are not objectives.
+LOG_KEYS = re.compile(r"loss|steps?|skipped_steps|epoch|learning_rate|grad_norm|total_flos|(train|eval)_.*")
+
 
 class Objectives(MutableMapping[str, "type[Objective]"]):
     """Objectives by name.
@@ -143,6 +146,15 @@ def check_class(cls: Any, reference: str) -> None:
     if hasattr(ModuleDict, cls.name):
         raise RecipeError(
             f"The objective {reference} has the name {cls.name!r}, which torch reserves. Use another name."
+        )
+    if LOG_KEYS.fullmatch(cls.name):
+        raise RecipeError(
+            f"The objective {reference} has the name {cls.name!r}, which is a key of the trainer's log. Use another name."
+        )
+    if cls.__hash__ is None:
+        raise RecipeError(
+            f"The objective {reference} cannot be hashed, which torch requires of modules. Decorate it with "
+            "@dataclass(eq=False, repr=False, kw_only=True)."
         )
     parameters = inspect.signature(cls).parameters.values()
     if not any(one.name == "max_length" or one.kind is one.VAR_KEYWORD for one in parameters):
