@@ -935,6 +935,23 @@ def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trai
         assert queues[0] == queues[1] == 32 % 20
 
 
+def test_a_repeated_micro_batch_counts_once_in_the_log(make_trainer):
+    trainer = make_trainer("tr", max_steps=2, logging_steps=2)
+    backward, calls = trainer.accelerator.backward, []
+
+    def fail_once(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+        backward(*args, **kwargs)
+
+    trainer.accelerator.backward = fail_once
+    trainer.train()
+    ((loss, term),) = losses(trainer)
+    assert len(calls) == 3
+    assert term == pytest.approx(loss, abs=1e-4)
+
+
 def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer, fault):
     trainer = make_trainer(gradient_accumulation_steps=2, packing=False)
     calls = []
@@ -973,7 +990,13 @@ def test_memory_that_runs_out_in_one_of_several_processes_is_explained(make_trai
         MemoryBudgetError, match=r"with 16 rows at a time in process 0; .* Resume with --micro_batch_size 8:"
     ):
         repeat_within_memory(
-            fails, model=trainer.model, loss=trainer.loss, inputs=batch, args=trainer.args, accumulating=False
+            fails,
+            model=trainer.model,
+            loss=trainer.loss,
+            inputs=batch,
+            args=trainer.args,
+            accumulating=False,
+            logged=trainer.accum_loss_components,
         )
     fault("E1", "out of memory in one of several processes", tried=1, survived=1)
 

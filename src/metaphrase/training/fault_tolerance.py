@@ -254,15 +254,18 @@ def repeat_within_memory(
     inputs: Mapping[str, Any],
     args: AlignmentTrainingArguments,
     accumulating: bool,
+    logged: dict[str, dict[str, Tensor]],
 ) -> Tensor:
     """Run forward and backward of a micro-batch; if memory runs out, halve ``loss.micro_batch_size`` and repeat.
 
-    ``accumulating`` is whether gradients of earlier micro-batches of this step are pending.
+    ``accumulating`` is whether gradients of earlier micro-batches of this step are pending; ``logged`` are the sums of terms
+    for the log, to which a failed attempt does not add.
     """
     while True:
         cuda = torch.cuda.is_available()
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
         buffers = buffers_before_step(loss.heads)
+        terms = {name: value.clone() for name, value in logged["train"].items()}
         try:
             return step()
         except RuntimeError as error:
@@ -271,6 +274,7 @@ def repeat_within_memory(
         model.zero_grad()
         loss.heads.zero_grad()
         restore_buffers(loss.heads, buffers)
+        logged["train"] = terms
         torch.set_rng_state(states[0])
         if cuda:
             torch.cuda.set_rng_state_all(states[1])

@@ -260,6 +260,7 @@ class AlignmentTrainer(
                 inputs=inputs,
                 args=self.args,
                 accumulating=self._gradients_pending,
+                logged=self.accum_loss_components,
             )
         self._steps.observe_loss(loss)
         self._position.batches += 1
