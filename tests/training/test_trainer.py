@@ -346,6 +346,42 @@ def test_an_own_optimizer_without_the_heads_is_refused(make_trainer):
     trainer.train()
 
 
+def test_a_second_training_has_the_optimizer_of_the_first(make_trainer):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    trainer.train()
+    assert trainer.optimizer.optimizer is optimizer
+    trainer.optimizer = torch.optim.SGD(trainer.loss.parameters(), lr=0.5)
+    with pytest.raises(UsageError, match="head_learning_rate does not apply to your own optimiser"):
+        trainer.train()
+
+
+def test_the_learning_rate_of_heads_is_not_written_into_the_arguments(make_trainer):
+    trainer = make_trainer(learning_rate_mapping={"embeddings": 1e-5})
+    trainer.create_optimizer()
+    assert trainer.args.learning_rate_mapping == {"embeddings": 1e-5}
+    trainer.optimizer, trainer.args.head_learning_rate = None, 3e-3
+    assert [group["lr"] for group in trainer.create_optimizer().param_groups[2:4]] == [3e-3, 3e-3]
+
+
+def test_a_training_starts_without_gradients_and_terms_of_one_that_failed(make_trainer):
+    class FailsOnce(TrainerCallback):
+        def on_substep_end(self, *args, **kwargs):
+            failed.remove_callback(self)
+            raise RuntimeError("failed")
+
+    options = {"max_steps": 1, "gradient_accumulation_steps": 2, "optim": "sgd", "max_grad_norm": 0.0}
+    failed, new = make_trainer(callbacks=[FailsOnce()], **options), make_trainer(**options)
+    with pytest.raises(RuntimeError, match="failed"):
+        failed.train()
+    for trainer in (failed, new):
+        torch.manual_seed(0)
+        trainer.train()
+    assert_equal(weights(failed), weights(new))
+    assert losses(failed) == losses(new)
+
+
 def test_an_encoder_with_a_pooler_is_resumed_without_it(make_trainer, tiny_encoder):
     encoder = tiny_encoder[0].auto_model
     encoder.pooler = BertPooler(encoder.config)
@@ -535,6 +571,14 @@ def test_a_loss_of_another_encoder_is_refused(tiny_encoder):
         AlignmentTrainer(model=tiny_encoder, loss=loss)
     with pytest.raises(UsageError, match="The loss belongs to another encoder"):
         AlignmentTrainer(model_init=lambda: tiny_encoder, loss=lambda encoder: loss)
+
+
+def test_another_tokenizer_than_the_encoders_is_refused(tiny_encoder, tokenizer, tmp_path):
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"))
+    settings = {"args": AlignmentTrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), "loss": loss}
+    AlignmentTrainer(tiny_encoder, processing_class=tiny_encoder.tokenizer, **settings)
+    with pytest.raises(UsageError, match="`processing_class` is another tokenizer than the encoder's"):
+        AlignmentTrainer(tiny_encoder, processing_class=tokenizer, **settings)
 
 
 def test_data_of_other_types_are_refused(make_trainer, rows, tiny_encoder):
@@ -1008,6 +1052,15 @@ def test_other_errors_are_not_taken_for_memory(make_trainer):
     )
     with pytest.raises(RuntimeError, match="boom"):
         trainer.train()
+
+
+def test_the_micro_batch_of_a_loss_is_kept_unless_the_arguments_set_one(tiny_encoder, tmp_path):
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"))
+    loss.micro_batch_size = 4
+    for size, used in ((None, 4), (2, 2)):
+        args = AlignmentTrainingArguments(str(tmp_path), micro_batch_size=size, use_cpu=True, report_to="none")
+        AlignmentTrainer(tiny_encoder, args, loss=loss)
+        assert loss.micro_batch_size == used
 
 
 def test_a_micro_batch_of_nothing_is_refused(make_trainer):

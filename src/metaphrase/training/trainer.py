@@ -86,6 +86,7 @@ class AlignmentTrainer(
     training_args_class = AlignmentTrainingArguments
     model_card_data_class = AlignmentModelCardData
     model: Any
+    _default_optimizer: Any = None
 
     def __init__(
         self,
@@ -124,7 +125,6 @@ class AlignmentTrainer(
             )
         check_batches(self.args.batches, train_dataset, "train_dataset")
         check_batches(self.args.batches, eval_dataset, "eval_dataset", streams=True)
-        self._learning_rates = dict(self.args.learning_rate_mapping)
         self._steps = StepGuard(self.args)
         self.use_loss(loss)
         self.add_callback(StepCallback(self))
@@ -132,18 +132,25 @@ class AlignmentTrainer(
     def use_loss(self, loss: AlignmentLoss) -> None:
         """Adopt a loss whose encoder is trained."""
         self.alignment_loss = loss
-        loss.micro_batch_size = self.args.micro_batch_size
+        loss.micro_batch_size = self.args.micro_batch_size or loss.micro_batch_size
         self._decay = decay_toward_start(loss.model, self.args)
         self._run_facts = RunFacts(loss, self.args, self._decay)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """The optimiser, with the learning rate of the heads and the requested weight decay."""
-        rates = {HEAD_PARAMETERS: self.args.head_learning_rate}
-        has_own = self.args.head_learning_rate is not None and self.head_parameters()
-        self.args.learning_rate_mapping = (rates if has_own else {}) | self._learning_rates
-        if is_own := bool(self.optimizer or self.optimizer_cls_and_kwargs):
+        mapping = self.args.learning_rate_mapping
+        if has_own := bool(self.optimizer or self.optimizer_cls_and_kwargs):
             args, kwargs = (self.alignment_loss,), {}  # the parent class would omit the heads
-        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.args.head_learning_rate is not None and self.head_parameters():
+            self.args.learning_rate_mapping = {HEAD_PARAMETERS: self.args.head_learning_rate} | mapping
+        try:
+            optimizer = super().create_optimizer(*args, **kwargs)
+        finally:
+            self.args.learning_rate_mapping = mapping
+        if not has_own:
+            self._default_optimizer = optimizer
+        # In a second training, the optimiser of the first one is in accelerate's wrapper.
+        is_own = getattr(optimizer, "optimizer", optimizer) is not self._default_optimizer
         check_optimizer(optimizer, self.head_parameters(), self.args, is_own=is_own)
         if self._decay is not None:
             self._decay.attach(optimizer)
@@ -159,6 +166,11 @@ class AlignmentTrainer(
         self, model: SentenceTransformer, args: Any, processing_class: PreTrainedTokenizerBase | None = None
     ) -> ParallelCollator:
         """A collator that builds the views of the loss."""
+        if processing_class not in (None, model.tokenizer, model.processor):
+            raise UsageError(
+                "`processing_class` is another tokenizer than the encoder's, which tokenizes the batches. Omit it, or set "
+                "`model[0].processor` before you build the loss."
+            )
         return ResumableCollator(model.tokenizer, self.alignment_loss.views, seed=args.seed)
 
     def _build_dataloader(self, dataset: Any, batch_size: int, dataset_kind: str) -> DataLoader[Any]:
@@ -213,6 +225,8 @@ class AlignmentTrainer(
             self._verified = None
             self.tidy_output_folder()
             broadcast_weights(self.alignment_loss.heads)
+            self.alignment_loss.zero_grad()  # an earlier training may have failed within a step
+            self.accum_loss_components["train"] = {}
             with (
                 self._shutdown.handle_signals(repeat_after=float(self.args.world_size > 1)),
                 packed(self.model, enabled=self.args.packing),
