@@ -136,7 +136,7 @@ def test_a_recipe_is_passed_by_name(tmp_path):
     config = AdaptationConfig(
         ["x.tsv"], ["sw"], recipe=Recipe("mine", (Term("tr"),)), output_dir=str(tmp_path / "out")
     )
-    with pytest.raises(RecipeError, match=r"but the Recipe 'mine' was passed"):
+    with pytest.raises(RecipeError, match=r"but got the Recipe object 'mine'"):
         Adaptation(config)
 
 
