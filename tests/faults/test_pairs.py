@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from metaphrase.modeling.views import links_view, source_view
+from metaphrase.modeling.views import Batch, links_view, source_view
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
 from tests.conftest import mostly_slow, small
@@ -32,7 +32,7 @@ NOTHING = ["\u200d", "\u200b\u200d", "\x07", "\ufeff\u200e", "\u2060"]
 
 
 def build(view, rows, tokenizer):
-    return view.build(rows, tokenizer, [np.random.default_rng(at) for at in range(len(rows))])
+    return view.build(Batch(rows, tokenizer), [np.random.default_rng(at) for at in range(len(rows))])
 
 
 def learned(trainer, caplog):

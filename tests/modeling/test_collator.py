@@ -3,6 +3,8 @@ import torch
 
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.views import Concatenated, language_code, source_view, target_view
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
 
 
 @pytest.fixture
@@ -44,6 +46,21 @@ def test_masks_depend_on_seed_epoch_and_pair_not_on_the_batch(tokenizer, views, 
     assert labels(bitext) == first
     other = ParallelCollator(tokenizer, views, seed=2)(bitext)["concatenated"]["labels"]
     assert [row[row != -100].tolist() for row in other] != first
+
+
+@pytest.mark.parametrize("name", ["dap", "metaphrase", "mgc-hard", "ppa", "wacse"])
+def test_each_side_is_tokenised_once(tiny_encoder, bitext, monkeypatch, name):
+    loss = AlignmentLoss(tiny_encoder, Recipe.load(name), max_length=24)
+    tokenizer, tokenised = tiny_encoder.tokenizer, []
+    call = type(tokenizer).__call__
+    monkeypatch.setattr(
+        type(tokenizer),
+        "__call__",
+        lambda self, text, **options: tokenised.append(text) or call(self, text, **options),
+    )
+    ParallelCollator(tokenizer, loss.views)([{**row, "monolingual": []} for row in bitext])
+    for side in ("source", "target"):
+        assert tokenised.count([row[side] for row in bitext]) == 1
 
 
 def test_the_epoch_reaches_worker_processes(tokenizer, views, bitext):

@@ -12,6 +12,7 @@ from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.functional import pooled_spans
 from metaphrase.modeling.views import (
     UNSCORED,
+    Batch,
     concatenated,
     kept_links,
     links_view,
@@ -20,14 +21,13 @@ from metaphrase.modeling.views import (
     paired,
     source_view,
     swapped,
-    tokenize_words,
 )
 from metaphrase.objectives.aligned_word_prediction import MaskedWords
 from tests.oracles import mutual_links_loop
 
 
 def build(view, rows, tokenizer, seed=1):
-    return view.build(rows, tokenizer, [np.random.default_rng((seed, i)) for i in range(len(rows))])
+    return view.build(Batch(rows, tokenizer), [np.random.default_rng((seed, i)) for i in range(len(rows))])
 
 
 def row(source, target, alignment="", **more):
@@ -83,7 +83,7 @@ class TestLinks:
     def test_a_link_given_twice_is_one_link_with_the_higher_score(self, tokenizer):
         pair = row("der Hund", "the dog", "0-0 1-1 0-0", alignment_scores="0.25 0.5 0.75")
         assert build(links_view(32), [pair], tokenizer)["links"].tolist() == [[[0, 0], [1, 1]]]
-        spans = [tokenize_words([pair], side, tokenizer, 32)[1][0] for side in ("source", "target")]
+        spans = [Batch([pair], tokenizer).words(side, 32)[0] for side in ("source", "target")]
         assert list(kept_links(pair, *spans).values()) == [0.75, 0.5]
         assert build(links_view(3), [pair], tokenizer)["links"].tolist() == [[[0, 0]]]
 

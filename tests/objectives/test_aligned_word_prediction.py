@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaphrase.modeling.views import UNSCORED
+from metaphrase.modeling.views import UNSCORED, Batch
 from metaphrase.objectives.aligned_word_prediction import (
     AlignedWordPrediction,
     MaskedWords,
@@ -53,7 +53,7 @@ def masked_of(pieces_of):
 
 
 def build(view, rows, tokenizer, seed=0):
-    return view.build(rows, tokenizer, [np.random.default_rng(seed) for _ in rows])
+    return view.build(Batch(rows, tokenizer), [np.random.default_rng(seed) for _ in rows])
 
 
 @pytest.mark.long

@@ -33,9 +33,9 @@ class Lengths(View):
 
     max_length: int
 
-    def build(self, examples, tokenizer, rngs):
-        rows = [[len(tokenizer(row[side])["input_ids"]) for side in ("source", "target")] for row in examples]
-        return {"lengths": torch.tensor(rows, dtype=torch.float32)}
+    def build(self, batch, rngs):
+        lengths = [[len(ids) for ids in batch.pieces(side, self.max_length)] for side in ("source", "target")]
+        return {"lengths": torch.tensor(lengths, dtype=torch.float32).T}
 
 
 class Distance(Objective):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from transformers import BertForMaskedLM
 
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.modeling.views import UNSCORED, masked_sentence
+from metaphrase.modeling.views import UNSCORED, Batch, masked_sentence
 from metaphrase.objectives.masked_language_modeling import masked_language_modeling, monolingual_view
 from tests.oracles import cross_entropy_loop
 
@@ -104,7 +104,7 @@ def test_padding_and_the_order_of_the_batch_change_nothing(make_loss, encodings_
 
 def test_monolingual_texts_are_bert_pairs(rows, tokenizer):
     view = monolingual_view(24, 0.0)
-    features = view.build(rows, tokenizer, [np.random.default_rng(0)] * 6)
+    features = view.build(Batch(rows, tokenizer), [np.random.default_rng(0)] * 6)
     texts = [text for row in rows for text in row["monolingual"]]
     assert len(features["input_ids"]) == len(texts) == 4
     for at, text in enumerate(texts):
@@ -120,9 +120,9 @@ def test_monolingual_texts_are_bert_pairs(rows, tokenizer):
 @pytest.mark.parametrize("kind", ["pair", "monolingual"])
 def test_specials_are_never_masked(rows, tokenizer, kind):
     view = monolingual_view(24, 1.0) if kind == "monolingual" else masked_sentence("source", 24, 1.0)
-    features = view.build(rows, tokenizer, [np.random.default_rng(at) for at in range(6)])
+    features = view.build(Batch(rows, tokenizer), [np.random.default_rng(at) for at in range(6)])
     plain = monolingual_view(24, 0.0) if kind == "monolingual" else masked_sentence("source", 24, 0.0)
-    ids = plain.build(rows, tokenizer, [np.random.default_rng(at) for at in range(6)])["input_ids"]
+    ids = plain.build(Batch(rows, tokenizer), [np.random.default_rng(at) for at in range(6)])["input_ids"]
     special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
     assert torch.equal(features["input_ids"][special], ids[special])
     assert (features["labels"][special] == UNSCORED).all()

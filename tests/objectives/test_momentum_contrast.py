@@ -21,7 +21,7 @@ from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.functional import translation_ranking
 from metaphrase.modeling.packing import packed
-from metaphrase.modeling.views import concatenated, source_view, target_view
+from metaphrase.modeling.views import Batch, concatenated, source_view, target_view
 from metaphrase.objectives.momentum_contrast import MomentumHead, QueryAndKey, enqueue, momentum_contrast
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.heads import AlignmentHeads
@@ -289,14 +289,16 @@ def test_tlm_sees_the_sentences_in_the_contrasts_order(bitext, tokenizer):
 def test_half_of_the_pairs_are_swapped(tokenizer):
     rows = [{"source": "der hund", "target": f"the dog {'sleeps ' * n}"} for n in range(1, 2)] * 4000
     rngs = [np.random.default_rng((42, 0, n)) for n in range(4000)]
-    features = QueryAndKey(VIEW, 24, shuffle=True).build(rows, tokenizer, rngs)
+    features = QueryAndKey(VIEW, 24, shuffle=True).build(Batch(rows, tokenizer), rngs)
     source = tokenizer("der hund")["input_ids"]
     queries = real(features["input_ids"], features["attention_mask"])
     assert np.mean([query == source for query in queries]) == pytest.approx(0.5, abs=0.03)
 
 
 def test_without_shuffling_sources_are_queries(bitext, tokenizer):
-    features = QueryAndKey(VIEW, 6, shuffle=False).build(bitext, tokenizer, [np.random.default_rng(0)] * len(bitext))
+    features = QueryAndKey(VIEW, 6, shuffle=False).build(
+        Batch(bitext, tokenizer), [np.random.default_rng(0)] * len(bitext)
+    )
     for side, ids, mask in (("source", "input_ids", "attention_mask"), ("target", "key_ids", "key_mask")):
         wanted = tokenizer([row[side] for row in bitext], truncation=True, max_length=6)["input_ids"]
         assert real(features[ids], features[mask]) == wanted

@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.views import Batch
 from metaphrase.objectives.sentence_contrast import BackTranslations, SentenceContrast
 from tests.oracles import assert_same_loss, sentence_contrast_loop
 from tests.processes import run_python
@@ -123,7 +124,7 @@ def draws(noisy, tokenizer, share, rounds):
     view = BackTranslations("noisy", 24, share)
     chosen = Counter()
     for seed in range(rounds):
-        features = view.build(noisy[:1], tokenizer, [np.random.default_rng(seed)])
+        features = view.build(Batch(noisy[:1], tokenizer), [np.random.default_rng(seed)])
         texts = {-1: "original"}
         for row, ids in enumerate(features["input_ids"].tolist()):
             texts[row] = tokenizer.decode(ids, skip_special_tokens=True)
@@ -206,5 +207,5 @@ def test_auto_samples_if_there_are_back_translations(make_loss, encodings_of, bi
 
 def test_back_translations_have_the_language_of_their_side(tokenizer):
     row = {"source_bt": "ein Satz", "target_bt": "a sentence", "source_lang": "de", "target_lang": "en"}
-    built = BackTranslations("all", 24, 1.0).build([row], tokenizer, [np.random.default_rng(0)])
+    built = BackTranslations("all", 24, 1.0).build(Batch([row], tokenizer), [np.random.default_rng(0)])
     assert built["language"].tolist() == [language_code("de"), language_code("en")]

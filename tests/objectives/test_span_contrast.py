@@ -10,6 +10,7 @@ from datasets import Dataset
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import parse_links, phrase_pairs
 from metaphrase.exceptions import UsageError
+from metaphrase.modeling.views import Batch
 from metaphrase.objectives.span_contrast import PhrasePairs, SpanContrast, negatives, span_contrast
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.heads import AlignmentHeads
@@ -35,7 +36,7 @@ def phrases_of(row, tokenizer, **settings):
 
 
 def build(view, rows, tokenizer, seed=0):
-    return view.build(rows, tokenizer, [np.random.default_rng([seed, row]) for row in range(len(rows))])
+    return view.build(Batch(rows, tokenizer), [np.random.default_rng([seed, row]) for row in range(len(rows))])
 
 
 def pairs_in(features, row):

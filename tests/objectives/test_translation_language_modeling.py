@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from metaphrase.modeling.views import UNSCORED, Concatenated, mask_pieces
+from metaphrase.modeling.views import UNSCORED, Batch, Concatenated, mask_pieces
 from metaphrase.objectives.masked_language_modeling import masked_language_modeling
 from tests.oracles import cross_entropy_loop
 
@@ -43,7 +43,7 @@ def test_a_blank_table_scores_log_vocabulary(make_loss, encodings_of, bitext, to
 @pytest.mark.parametrize("positions", ["reset", "continuous"])
 def test_positions_and_order(bitext, tokenizer, positions):
     view = Concatenated("concatenated", 24, 0.0, positions)
-    features = view.build(bitext[:3], tokenizer, [np.random.default_rng(0)] * 3)
+    features = view.build(Batch(bitext[:3], tokenizer), [np.random.default_rng(0)] * 3)
     for row in range(3):
         source, target = (tokenizer(bitext[row][side])["input_ids"] for side in ("source", "target"))
         length = len(source) + len(target)

@@ -7,6 +7,7 @@ from tokenizers import processors
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.packing import first_position, packed
+from metaphrase.modeling.views import Batch
 from metaphrase.objectives import HeadSources
 from metaphrase.objectives.word_alignment import PrefixedPair, WordAlignment, sides, word_alignment
 from metaphrase.training.loss import AlignmentLoss
@@ -148,7 +149,7 @@ def test_a_pair_without_pieces_is_skipped():
 @pytest.mark.parametrize("reader", ["source", "target"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_visible_positions(bitext, tokenizer, reader, strict):
-    features = PrefixedPair("pair", 24, reader, strict).build(bitext[:6], tokenizer, [None] * 6)
+    features = PrefixedPair("pair", 24, reader, strict).build(Batch(bitext[:6], tokenizer), [None] * 6)
     for row in range(6):
         source, target = (tokenizer(bitext[row][side])["input_ids"] for side in ("source", "target"))
         length = len(source) + len(target) - 1
@@ -167,7 +168,7 @@ def test_visible_positions(bitext, tokenizer, reader, strict):
 
 @pytest.mark.parametrize("reader", ["source", "target"])
 def test_the_second_separator_belongs_to_the_target(bitext, two_separators, reader):
-    features = PrefixedPair("pair", 24, reader, True).build(bitext[:6], two_separators, [None] * 6)
+    features = PrefixedPair("pair", 24, reader, True).build(Batch(bitext[:6], two_separators), [None] * 6)
     for row in range(6):
         ids = two_separators(bitext[row]["source"], bitext[row]["target"])["input_ids"]
         source, target = (two_separators(bitext[row][side])["input_ids"] for side in ("source", "target"))

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.arguments import Seed, checked
-from metaphrase.modeling.views import Example, View, fingerprint
+from metaphrase.modeling.views import Batch, Example, View, fingerprint
 
 #: How to add the columns that some views require.
 REMEDIES = {
@@ -79,7 +79,5 @@ class ParallelCollator:
                 )
         epoch = int(self._epoch)
         seeds = [(self.seed, epoch, fingerprint(example["source"], example["target"])) for example in examples]
-        return {
-            view.name: view.build(examples, self.tokenizer, [np.random.default_rng(seed) for seed in seeds])
-            for view in self.views
-        }
+        batch = Batch(examples, self.tokenizer)
+        return {view.name: view.build(batch, [np.random.default_rng(seed) for seed in seeds]) for view in self.views}

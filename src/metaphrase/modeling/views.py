@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import xxhash
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from metaphrase.corpus.words import Link, Words, parse_links, piece_spans
 from metaphrase.exceptions import AlignmentFormatError
@@ -26,9 +26,53 @@ Example = Mapping[str, Any]
 Examples = Sequence[Example]
 Generators = Sequence[np.random.Generator]
 Side = Literal["source", "target"]
+SIDES: tuple[Side, ...] = ("source", "target")
 
 #: Label of a position that is not scored.
 UNSCORED = -100
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The examples of a batch. Its views share the pieces and words of both sides, which are computed once.
+
+    Attributes:
+        examples: The rows of the batch.
+        tokenizer: The encoder's tokenizer.
+    """
+
+    examples: Examples
+    tokenizer: PreTrainedTokenizerBase
+    _encoded: dict[tuple[Side, int], BatchEncoding] = field(default_factory=dict, init=False, repr=False)
+    _words: dict[tuple[Side, int], list[np.ndarray]] = field(default_factory=dict, init=False, repr=False)
+
+    def pieces(self, side: Side, max_length: int) -> list[list[int]]:
+        """The ids of each text of one side, truncated to ``max_length`` pieces including special tokens."""
+        return self._encoding(side, max_length)["input_ids"]
+
+    def words(self, side: Side, max_length: int) -> list[np.ndarray]:
+        """The spans of the words of each text of one side in its :meth:`pieces`.
+
+        Words share no pieces: a piece that crosses a word boundary belongs to one word only. A word that owns no piece,
+        like a truncated word, has the empty span ``(0, 0)``.
+
+        Returns arrays of shape ``(words, 2)`` (see :func:`metaphrase.corpus.words.piece_spans`).
+        """
+        key = side, max_length
+        if key not in self._words:
+            encodings = self._encoding(*key).encodings
+            self._words[key] = [
+                piece_spans(encoding, Words.of_side(example, side), disjoint=True)
+                for encoding, example in zip(encodings, self.examples, strict=True)
+            ]
+        return self._words[key]
+
+    def _encoding(self, side: Side, max_length: int) -> BatchEncoding:
+        key = side, max_length
+        if key not in self._encoded:
+            texts = [example[side] for example in self.examples]
+            self._encoded[key] = self.tokenizer(texts, truncation=True, max_length=max_length)
+        return self._encoded[key]
 
 
 @dataclass(frozen=True)
@@ -49,12 +93,11 @@ class View(ABC):
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
 
     @abstractmethod
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Convert examples to tensors.
 
         Args:
-            examples: The rows of the batch.
-            tokenizer: The encoder's tokenizer.
+            batch: The examples, with their pieces and words.
             rngs: One generator per example, seeded by (seed, epoch, text of the pair). Views are thus reproducible after a
                 resume and for any number of workers or processes. All views of an example see the same stream, so two
                 views share a decision if both draw it first.
@@ -81,13 +124,12 @@ class Sentence(View):
     side: Side
     max_length: Length
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, mask, fingerprint and language of each text."""
-        texts = [example[self.side] for example in examples]
         return {
-            **pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts, self.max_length)),
-            "text": torch.tensor([fingerprint(text) for text in texts]),
-            "language": languages_of(examples, self.side),
+            **pad_rows(batch.tokenizer, input_ids=batch.pieces(self.side, self.max_length)),
+            "text": torch.tensor([fingerprint(example[self.side]) for example in batch.examples]),
+            "language": languages_of(batch.examples, self.side),
         }
 
 
@@ -112,9 +154,9 @@ class TeacherSentence(Sentence):
     encoded: ClassVar[bool] = False
     tokenizer: Any = field(default=None, compare=False, repr=False)
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build ids and mask of each text."""
-        built = super().build(examples, self.tokenizer, rngs)
+        built = super().build(Batch(batch.examples, self.tokenizer), rngs)
         return {"ids": built["input_ids"], "mask": built["attention_mask"]}
 
 
@@ -132,15 +174,14 @@ class MaskedSentence(View):
     max_length: Length
     mask_rate: Share
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, labels, and the language of each text."""
-        encoded = piece_ids(tokenizer, [example[self.side] for example in examples], self.max_length)
         masked = [
-            mask_pieces(np.array(ids), self.mask_rate, tokenizer, own_stream(rng, self.name))
-            for ids, rng in zip(encoded, rngs, strict=True)
+            mask_pieces(np.array(ids), self.mask_rate, batch.tokenizer, own_stream(rng, self.name))
+            for ids, rng in zip(batch.pieces(self.side, self.max_length), rngs, strict=True)
         ]
         rows = {"input_ids": [ids for ids, _ in masked], "labels": [labels for _, labels in masked]}
-        return {**pad_rows(tokenizer, **rows), "language": languages_of(examples, self.side)}
+        return {**pad_rows(batch.tokenizer, **rows), "language": languages_of(batch.examples, self.side)}
 
 
 def masked_sentence(side: Side, max_length: int, mask_rate: float) -> MaskedSentence:
@@ -178,43 +219,41 @@ class Concatenated(View):
         """The column of monolingual text, if it is read."""
         return ("monolingual",) if self.monolingual else ()
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, positions and labels.
 
         A batch without monolingual text yields one row of special tokens, without labels.
         """
-        texts = self._texts(examples, rngs)
-        first = piece_ids(tokenizer, [text[0] for text in texts], self.max_length)
-        second = piece_ids(tokenizer, [text[-1] for text in texts], self.max_length)
         rows: dict[str, list[Any]] = {"input_ids": [], "position_ids": [], "labels": []}
         if self.segments:
             rows["token_type_ids"] = []
-        for text, one, two, rng in zip(texts, first, second, self._rngs(examples, rngs), strict=True):
-            two = two if len(text) > 1 else []
+        for (one, two), rng in zip(self._pieces(batch, rngs), self._rngs(batch, rngs), strict=True):
             if two and self.layout == "pair":
-                two = paired(two, tokenizer)
-            ids, labels = mask_pieces(np.array(one + two), self.mask_rate, tokenizer, own_stream(rng, self.name))
+                two = paired(two, batch.tokenizer)
+            ids, labels = mask_pieces(np.array(one + two), self.mask_rate, batch.tokenizer, own_stream(rng, self.name))
             start = 0 if self.positions == "reset" else len(one)
             rows["input_ids"].append(ids)
             rows["labels"].append(labels)
             rows["position_ids"].append([*range(len(one)), *range(start, start + len(two))])
             if self.segments:
                 rows["token_type_ids"].append([0] * len(one) + [1] * len(two))
-        return pad_rows(tokenizer, **rows)
+        return pad_rows(batch.tokenizer, **rows)
 
-    def _texts(self, examples: Examples, rngs: Generators) -> list[list[str]]:
+    def _pieces(self, batch: Batch, rngs: Generators) -> list[tuple[list[int], list[int]]]:
+        """The ids of the two sentences of each row; a text of one line has no second sentence."""
         if self.monolingual:
-            texts = [text.split("\n", 1) for example in examples for text in example["monolingual"]]
-            return texts or [[""]]
-        pairs = [[example["source"], example["target"]] for example in examples]
+            texts = [text.split("\n", 1) for example in batch.examples for text in example["monolingual"]] or [[""]]
+            first, last = (piece_ids(batch.tokenizer, [text[at] for text in texts], self.max_length) for at in (0, -1))
+            return [(one, two if len(text) > 1 else []) for text, one, two in zip(texts, first, last, strict=True)]
+        pairs = [*zip(*(batch.pieces(side, self.max_length) for side in SIDES), strict=True)]
         if self.order == "pair":
             return pairs
-        return [pair[::-1] if swapped(rng) else pair for pair, rng in zip(pairs, rngs, strict=True)]
+        return [(two, one) if swapped(rng) else (one, two) for (one, two), rng in zip(pairs, rngs, strict=True)]
 
-    def _rngs(self, examples: Examples, rngs: Generators) -> Generators:
+    def _rngs(self, batch: Batch, rngs: Generators) -> Generators:
         if not self.monolingual:
             return rngs
-        of_texts = [rng for example, rng in zip(examples, rngs, strict=True) for _ in example["monolingual"]]
+        of_texts = [rng for example, rng in zip(batch.examples, rngs, strict=True) for _ in example["monolingual"]]
         return of_texts or rngs[:1]
 
 
@@ -248,7 +287,7 @@ class Links(View):
     """The words of both sides and the links between them, as positions in the views ``source`` and ``target``.
 
     Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word, and
-    ``(0, 0)`` for padding and for words that are not usable (see :func:`tokenize_words`). Also provides ``links``,
+    ``(0, 0)`` for padding and for words that are not usable (see :meth:`Batch.words`). Also provides ``links``,
     ``(batch, links, 2)``: source and target word, ``-1`` for padding.
 
     Attributes:
@@ -261,11 +300,10 @@ class Links(View):
     max_length: Length
     mutual: bool = False
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build the spans and links of each pair."""
-        _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
-        _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
-        kept = [kept_links(*row, mutual=self.mutual) for row in zip(examples, source, target, strict=True)]
+        source, target = (batch.words(side, self.max_length) for side in SIDES)
+        kept = [kept_links(*row, mutual=self.mutual) for row in zip(batch.examples, source, target, strict=True)]
         return {
             "source_spans": pad_arrays(source, (0, 2)),
             "target_spans": pad_arrays(target, (0, 2)),
@@ -276,25 +314,6 @@ class Links(View):
 def links_view(max_length: int, *, mutual: bool = False) -> Links:
     """View ``"links"`` or ``"mutual-links"``: the words of both sides and their links."""
     return Links("mutual-links" if mutual else "links", max_length, mutual)
-
-
-def tokenize_words(
-    examples: Examples, side: Side, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> tuple[list[list[int]], list[np.ndarray]]:
-    """Tokenize one side and find the pieces of each word.
-
-    Words share no pieces: a piece that crosses a word boundary belongs to one word only. A word that owns no piece,
-    like a truncated word, has the empty span ``(0, 0)``.
-
-    Returns for each example its truncated ids and the spans of its words, shape ``(words, 2)`` (see
-    :func:`metaphrase.corpus.words.piece_spans`).
-    """
-    encoded = tokenizer([example[side] for example in examples], truncation=True, max_length=max_length)
-    spans = [
-        piece_spans(encoding, Words.of_side(example, side), disjoint=True)
-        for encoding, example in zip(encoded.encodings, examples, strict=True)
-    ]
-    return encoded["input_ids"], spans
 
 
 def kept_links(

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from metaphrase.io.arguments import Length, Rate
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import (
+    SIDES,
     UNSCORED,
-    Examples,
+    Batch,
     Generators,
     Side,
     View,
@@ -23,7 +23,6 @@ from metaphrase.modeling.views import (
     own_stream,
     pad_rows,
     surest_partners,
-    tokenize_words,
 )
 from metaphrase.objectives.base import Granularity
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
@@ -46,30 +45,31 @@ class MaskedWords(View):
     max_length: Length
     max_mask_ratio: Rate = 1.0
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, labels, and the language of each text."""
-        source = zip(*tokenize_words(examples, "source", tokenizer, self.max_length), strict=True)
-        target = zip(*tokenize_words(examples, "target", tokenizer, self.max_length), strict=True)
+        source, target = (
+            zip(batch.pieces(side, self.max_length), batch.words(side, self.max_length), strict=True) for side in SIDES
+        )
         rows: dict[str, list[Any]] = {"input_ids": [], "labels": []}
-        for example, rng, own, other in zip(examples, rngs, source, target, strict=True):
+        for example, rng, own, other in zip(batch.examples, rngs, source, target, strict=True):
             links = kept_links(example, own[1], other[1])
             if self.side == "target":
                 own, other, links = other, own, {(y, x): score for (x, y), score in links.items()}
             (ids, spans_w2), (other_ids, other_spans_w2) = own, other
             partners = surest_partners([*links], [*links.values()])
             if self.max_mask_ratio < 1:
-                room = self.max_mask_ratio * (len(ids) - tokenizer.num_special_tokens_to_add())
+                room = self.max_mask_ratio * (len(ids) - batch.tokenizer.num_special_tokens_to_add())
                 own_rng = own_stream(rng, self.name)
                 partners = {word: partners[word] for word in _draw_words(partners, spans_w2, room, own_rng)}
             masked_l, labels_l = np.array(ids), np.full(len(ids), UNSCORED)
             for word, partner in partners.items():
                 start, end = spans_w2[word]
                 pieces = other_ids[slice(*other_spans_w2[partner])][: end - start]
-                masked_l[start:end] = tokenizer.mask_token_id
+                masked_l[start:end] = batch.tokenizer.mask_token_id
                 labels_l[start : start + len(pieces)] = pieces
             rows["input_ids"].append(masked_l)
             rows["labels"].append(labels_l)
-        return {**pad_rows(tokenizer, **rows), "language": languages_of(examples, self.side)}
+        return {**pad_rows(batch.tokenizer, **rows), "language": languages_of(batch.examples, self.side)}
 
 
 def _draw_words(words: Iterable[int], spans_w2: np.ndarray, room: float, rng: np.random.Generator) -> list[int]:

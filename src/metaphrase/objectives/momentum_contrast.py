@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.arguments import Length, Range, Share, Temperature, check_value
@@ -18,7 +18,7 @@ from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen
 from metaphrase.modeling.functional import at_least_float32, gather_with_gradient, mean_pooled
 from metaphrase.modeling.packing import token_states
-from metaphrase.modeling.views import Examples, Generators, View, pad_rows, piece_ids, swapped
+from metaphrase.modeling.views import SIDES, Batch, Generators, View, pad_rows, swapped
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_unused
 
 Denominator = Literal["positive_and_queue", "queue"]
@@ -96,15 +96,12 @@ class QueryAndKey(View):
     max_length: Length
     shuffle: bool
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build ids and masks of both sentences."""
-        pairs = [(example["source"], example["target"]) for example in examples]
+        pairs = [*zip(*(batch.pieces(side, self.max_length) for side in SIDES), strict=True)]
         if self.shuffle:
             pairs = [pair[::-1] if swapped(rng) else pair for pair, rng in zip(pairs, rngs, strict=True)]
-        query, key = (
-            pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts, self.max_length))
-            for texts in zip(*pairs, strict=True)
-        )
+        query, key = (pad_rows(batch.tokenizer, input_ids=ids) for ids in zip(*pairs, strict=True))
         return {**query, "key_ids": key["input_ids"], "key_mask": key["attention_mask"]}
 
 

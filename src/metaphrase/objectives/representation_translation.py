@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import first_position, reads_positions
@@ -20,7 +20,7 @@ from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, can_pack, token_states
-from metaphrase.modeling.views import UNSCORED, Examples, Generators, View
+from metaphrase.modeling.views import UNSCORED, Batch, Generators, View
 from metaphrase.objectives.base import (
     Granularity,
     HeadSources,
@@ -44,7 +44,7 @@ class ReconstructedSlots(View):
     ratio: Share
     max_length: Length
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Draw each slot independently."""
         masked_bl = np.stack([rng.random(self.max_length) < self.ratio for rng in rngs])
         return {"masked": torch.from_numpy(masked_bl)}

@@ -9,14 +9,13 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.io.arguments import Length, OwnTemperature, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import mean_pooled, translation_ranking
 from metaphrase.modeling.languages import language_code
-from metaphrase.modeling.views import Examples, Generators, View, pad_rows, piece_ids
+from metaphrase.modeling.views import SIDES, Batch, Generators, View, pad_rows, piece_ids
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION
 
@@ -44,14 +43,14 @@ class BackTranslations(View):
         """The columns of both sides, unless they are optional."""
         return () if self.optional else ("source_bt", "target_bt")
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, mask and language of the sampled back-translations, and their rows."""
         draws = [rng.random((2, 2)) for rng in rngs]
         texts: list[str] = []
         codes: list[int] = []
         rows: dict[str, list[int]] = {"source": [], "target": []}
-        for i, side in enumerate(("source", "target")):
-            for example, draw_22 in zip(examples, draws, strict=True):
+        for i, side in enumerate(SIDES):
+            for example, draw_22 in zip(batch.examples, draws, strict=True):
                 chance, choice = draw_22[i]
                 alternatives = [text for text in (example.get(f"{side}_bt") or "").split(SEPARATOR) if text.strip()]
                 drawn = bool(alternatives) and chance < self.share
@@ -60,8 +59,8 @@ class BackTranslations(View):
                     texts.append(alternatives[int(choice * len(alternatives))])
                     codes.append(language_code(example.get(f"{side}_lang") or ""))
         return {
-            **pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts or [""], self.max_length)),
-            "language": torch.tensor(codes or [language_code(examples[0].get("source_lang") or "")]),
+            **pad_rows(batch.tokenizer, input_ids=piece_ids(batch.tokenizer, texts or [""], self.max_length)),
+            "language": torch.tensor(codes or [language_code(batch.examples[0].get("source_lang") or "")]),
             "source_row": torch.tensor(rows["source"]),
             "target_row": torch.tensor(rows["target"]),
         }

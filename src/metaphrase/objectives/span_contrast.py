@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import Span, Words, phrase_pairs
@@ -19,7 +18,7 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, masked_ranking, pooled_spans
-from metaphrase.modeling.views import Example, Examples, Generators, View, kept_links, pad_arrays, tokenize_words
+from metaphrase.modeling.views import SIDES, Batch, Example, Generators, View, kept_links, pad_arrays
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION, Reduction, reduced
 
@@ -29,7 +28,7 @@ class PhrasePairs(View):
     """The phrase pairs of each sentence pair, as positions in the views ``source`` and ``target``.
 
     A phrase pair is consistent with the alignment (see :func:`metaphrase.corpus.words.phrase_pairs`), has several words on at
-    least one side, and no word with an empty span (see :func:`metaphrase.modeling.views.tokenize_words`). If a sentence pair
+    least one side, and no word with an empty span (see :meth:`metaphrase.modeling.views.Batch.words`). If a sentence pair
     has more than ``max_spans``, a sample is drawn. Provides ``source_spans`` and ``target_spans``, ``(batch, phrases, 2)``:
     first piece and exclusive end of each phrase, ``(0, 0)`` for padding. See :class:`SpanContrast` for the settings.
     """
@@ -43,14 +42,12 @@ class PhrasePairs(View):
     phrase_table: str | None = None
     cut: Share = 0.0
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build the piece spans of the phrase pairs of each example."""
-        _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
-        _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
-        rows = [self._drawn(*row) for row in zip(examples, source, target, rngs, strict=True)]
+        source, target = (batch.words(side, self.max_length) for side in SIDES)
+        rows = [self._drawn(*row) for row in zip(batch.examples, source, target, rngs, strict=True)]
         return {
-            f"{side}_spans": pad_arrays([row_n22[:, i] for row_n22 in rows], (0, 2))
-            for i, side in enumerate(("source", "target"))
+            f"{side}_spans": pad_arrays([row_n22[:, i] for row_n22 in rows], (0, 2)) for i, side in enumerate(SIDES)
         }
 
     def _drawn(
@@ -77,7 +74,7 @@ class PhrasePairs(View):
         """Keep the phrase pairs that the phrase table contains with a sufficient score."""
         assert self.phrase_table is not None
         table = load_phrase_table(self.phrase_table)
-        source_words, target_words = (list(Words.of_side(example, side)) for side in ("source", "target"))
+        source_words, target_words = (list(Words.of_side(example, side)) for side in SIDES)
         scores = [table.score(source_words[slice(*source)], target_words[slice(*target)]) for source, target in pairs]
         return [pair for pair, score in zip(pairs, scores, strict=True) if score > 0 and score >= self.cut]
 

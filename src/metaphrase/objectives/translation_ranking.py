@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 
 from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.exceptions import UsageError
@@ -17,7 +17,7 @@ from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity
 from metaphrase.modeling.languages import language_code
-from metaphrase.modeling.views import Examples, Generators, View, fingerprint, pad_rows, piece_ids
+from metaphrase.modeling.views import Batch, Generators, View, fingerprint, pad_rows, piece_ids
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size, check_unused
 
 
@@ -36,16 +36,16 @@ class HardNegatives(View):
     max_length: Length
     count: Count
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, mask, fingerprint and language of each negative."""
         rows = [
             (text, example.get("target_lang") or "")
-            for example in examples
+            for example in batch.examples
             for text in [one for one in _texts(example["negatives"] or "") if one.strip()][: self.count]
         ]
-        texts, languages = zip(*(rows or [("", examples[0].get("target_lang") or "")]), strict=True)
+        texts, languages = zip(*(rows or [("", batch.examples[0].get("target_lang") or "")]), strict=True)
         return {
-            **pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts, self.max_length)),
+            **pad_rows(batch.tokenizer, input_ids=piece_ids(batch.tokenizer, texts, self.max_length)),
             "text": torch.tensor([fingerprint(text) for text in texts]),
             "language": torch.tensor([language_code(language) for language in languages]),
             "real": torch.full((len(texts),), bool(rows)),

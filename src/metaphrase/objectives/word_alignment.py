@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length
 from metaphrase.modeling.attention import can_observe
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.views import Examples, Generators, Side, View, pad_rows, paired, piece_ids
+from metaphrase.modeling.views import SIDES, Batch, Generators, Side, View, pad_rows, paired
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
 from metaphrase.objectives.sentence_alignment import SentenceAlignment
 
@@ -66,17 +65,14 @@ class PrefixedPair(View):
     reader: Side
     strict: bool
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, positions, token types and the attention mask."""
-        sources, targets = (
-            piece_ids(tokenizer, [example[side] for example in examples], self.max_length)
-            for side in ("source", "target")
-        )
-        pairs = [(source, paired(target, tokenizer)) for source, target in zip(sources, targets, strict=True)]
+        sources, targets = (batch.pieces(side, self.max_length) for side in SIDES)
+        pairs = [(source, paired(target, batch.tokenizer)) for source, target in zip(sources, targets, strict=True)]
         ids = [source + target for source, target in pairs]
-        specials = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+        specials = (batch.tokenizer.cls_token_id, batch.tokenizer.sep_token_id)
         features = pad_rows(
-            tokenizer,
+            batch.tokenizer,
             input_ids=ids,
             position_ids=[range(len(row)) for row in ids],
             token_type_ids=[[0] * len(source) + [1] * len(target) for source, target in pairs],

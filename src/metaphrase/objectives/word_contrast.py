@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 
 from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
-from metaphrase.modeling.views import Examples, Generators, View, links_view, pad_arrays, tokenize_words
+from metaphrase.modeling.views import SIDES, Batch, Generators, View, links_view, pad_arrays
 from metaphrase.objectives.base import Granularity, Objective, check_unused
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
@@ -36,16 +36,15 @@ class WordPieces(View):
     """The words of both sides, as positions in the views ``source`` and ``target``; does not require links.
 
     Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word,
-    ``(0, 0)`` for padding and for words that are not usable (see :func:`metaphrase.modeling.views.tokenize_words`).
+    ``(0, 0)`` for padding and for words that are not usable (see :meth:`metaphrase.modeling.views.Batch.words`).
     """
 
     encoded: ClassVar[bool] = False
     max_length: Length
 
-    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build the spans of each pair."""
-        _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
-        _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
+        source, target = (batch.words(side, self.max_length) for side in SIDES)
         return {"source_spans": pad_arrays(source, (0, 2)), "target_spans": pad_arrays(target, (0, 2))}
 
 
