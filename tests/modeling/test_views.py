@@ -216,6 +216,12 @@ class TestConcatenated:
         }
         assert len(names) == 9
 
+    def test_equal_settings_have_equal_names(self):
+        view = concatenated(32, 0.2, positions="continuous", layout="pair", segments=True)
+        assert view.name == "concatenated-0.2-continuous-pair-segments"
+        assert concatenated(32, 0.2, segments=True, layout="pair", positions="continuous", order="pair") == view
+        assert concatenated(32, 0.2, positions="reset", monolingual=False) == concatenated(32, 0.2)
+
 
 def test_what_two_views_mask_are_independent_draws(tokenizer):
     words = " ".join(["der"] * 28)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -257,10 +257,14 @@ class Concatenated(View):
         return of_texts or rngs[:1]
 
 
-def concatenated(max_length: int, mask_rate: float, **settings: Any) -> Concatenated:
-    """View of masked pairs, or of monolingual texts, named after its settings."""
-    values = [value if isinstance(value, str) else key for key, value in settings.items() if value]
-    return Concatenated("-".join(["concatenated", f"{mask_rate:g}", *values]), max_length, mask_rate, **settings)
+def concatenated(
+    max_length: int, mask_rate: float, positions: Literal["reset", "continuous"] = "reset", **settings: Any
+) -> Concatenated:
+    """View of masked pairs, or of monolingual texts, named after its positions and what differs from the defaults."""
+    view = Concatenated("concatenated", max_length, mask_rate, positions, **settings)
+    values = [(one, getattr(view, one.name)) for one in fields(view) if one.name in settings]
+    changed = [value if isinstance(value, str) else one.name for one, value in values if value != one.default]
+    return replace(view, name="-".join([view.name, f"{mask_rate:g}", positions, *changed]))
 
 
 def swapped(rng: np.random.Generator) -> bool:

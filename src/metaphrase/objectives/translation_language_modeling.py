@@ -55,13 +55,8 @@ class TranslationLanguageModeling(MaskedPrediction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        form: dict[str, Any] = {"positions": self.positions}
-        if self.layout == "pair":
-            form["layout"] = self.layout
-        if self.segments:
-            form["segments"] = True
-        shuffled = {"order": self.order} if self.order == "shuffled" else {}
-        self.view = concatenated(self.max_length, self.mask_rate, **form, **shuffled)
+        form: dict[str, Any] = {"positions": self.positions, "layout": self.layout, "segments": self.segments}
+        self.view = concatenated(self.max_length, self.mask_rate, **form, order=self.order)
         monolingual = concatenated(self.max_length, self.mask_rate, **form, monolingual=True)
         self.monolingual_view = monolingual if self.monolingual else None
 
