@@ -279,9 +279,9 @@ def test_encoders_that_cannot_run_the_passes_are_refused(make_loss, tiny_encoder
     with pytest.raises(ValueError, match="up to 81 positions, but the encoder has 80"):
         make_loss("wa", max_length=41)
     xlmr = HeadSources(tiny_xlmr[0].auto_model, two_separators)  # its positions start after the padding id
-    assert WordAlignment(max_length=40).head_settings(xlmr) == {}  # <s> x </s></s> y </s>: 80 positions
+    WordAlignment(max_length=40).attach(xlmr)  # <s> x </s></s> y </s>: 80 positions
     with pytest.raises(ValueError, match="up to 82 positions, but the encoder has 81"):
-        WordAlignment(max_length=41).head_settings(xlmr)
+        WordAlignment(max_length=41).attach(xlmr)
     tiny_encoder[0].auto_model._supports_attention_backend = False
     with pytest.raises(ValueError, match="BertModel does not support the attention"):
         make_loss("wa")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -89,15 +89,15 @@ class SentenceAlignment(Objective):
     candidates: Candidates = "targets"
     gather: bool = True
 
-    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+    def attach(self, sources: HeadSources) -> None:
         """Warn if the pooling of the model is not the mean that the objective trains."""
+        super().attach(sources)
         if sources.pooling != "mean":
             logger.warning(
                 "'sa' trains the mean of the token states, but this model uses %r pooling. Use mean pooling "
                 "(`--pooling mean`).",
                 sources.pooling,
             )
-        return {}
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss."""

@@ -162,15 +162,15 @@ class TranslationRanking(Objective):
             return super().views()
         return *super().views(), HardNegatives(f"negatives-{self.negatives}", self.max_length, self.negatives)
 
-    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+    def attach(self, sources: HeadSources) -> None:
         """Check that the projection fits the embeddings.
 
         Raises:
             ModelError: Sentence embeddings have another size than the encoder's states.
         """
+        super().attach(sources)
         if self.projection == "mlp":
             check_embedding_size(sources, self.name)
-        return {}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the projection, which is not part of a release, or None."""

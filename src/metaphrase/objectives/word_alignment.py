@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -130,13 +130,14 @@ class WordAlignment(Objective):
         """Return the passes y→x and x→y."""
         return self.target_to_source, self.source_to_target
 
-    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+    def attach(self, sources: HeadSources) -> None:
         """Check that the encoder supports the passes.
 
         Raises:
             ModelError: The attention of the encoder cannot be masked and read, or it has too few positions or too small a
                 window for the pairs.
         """
+        super().attach(sources)
         if not can_observe(sources.encoder):
             raise ModelError(
                 f"'wa' reads the attention of the encoder, but {type(sources.encoder).__name__} does not support "
@@ -150,7 +151,6 @@ class WordAlignment(Objective):
                 f"{type(sources.encoder).__name__} only attend to {window} pieces on each side. Lower max_length "
                 f"({self.max_length}), or use an encoder of the BERT or XLM-R family."
             )
-        return {}
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss."""
