@@ -32,7 +32,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 
 from metaphrase.corpus import Corpus, load_corpus
 from metaphrase.corpus.files import find_files
-from metaphrase.corpus.writing import check_writable, write_corpus
+from metaphrase.corpus.writing import check_format, write_corpus
 from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.loading import find_model
@@ -211,7 +211,7 @@ def back_translate(options: Options) -> Dataset:
     if not isinstance(getattr(torch, options.dtype, None), torch.dtype):
         raise ValueError(f"--dtype expects a data type of torch, such as float32 or bfloat16, got {options.dtype!r}.")
     parse_codes(options.codes)
-    check_writable(options.output)
+    check_format(options.output)
     files = find_files(options.corpus, languages=options.languages or None)
     check_files([options.output], [path for file in files for path in file.paths])
     with work_folder_of(options.output) as work:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from metaphrase.modeling.collator import ParallelCollator
-from metaphrase.modeling.views import Concatenated, language_code, source_view, target_view
+from metaphrase.modeling.views import Concatenated, language_id, source_view, target_view
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 
@@ -19,8 +19,8 @@ def test_sides_are_tokenised_truncated_and_marked(tokenizer, views, bitext):
     for row, example in enumerate(bitext):
         wanted = tokenizer(example["source"], truncation=True, max_length=6)["input_ids"]
         assert source["input_ids"][row][source["attention_mask"][row].bool()].tolist() == wanted
-    assert set(source["language"].tolist()) == {language_code("de")}
-    assert set(batch["target"]["language"].tolist()) == {language_code("en")}
+    assert set(source["language"].tolist()) == {language_id("de")}
+    assert set(batch["target"]["language"].tolist()) == {language_id("en")}
     assert len(set(source["text"].tolist())) == len({row["source"] for row in bitext})
 
 

@@ -13,7 +13,7 @@ from metaphrase.modeling.languages import (
     LanguageEmbedding,
     fold_language,
     fold_languages,
-    language_code,
+    language_id,
     token_type_table,
 )
 from metaphrase.modeling.packing import packed
@@ -49,14 +49,14 @@ def sets(bitext):
 
 
 def test_codes_of_languages_with_scripts_differ():
-    assert torch.tensor([language_code("zho_Hans")]) != torch.tensor([language_code("zho_Hant")])
+    assert torch.tensor([language_id("zho_Hans")]) != torch.tensor([language_id("zho_Hant")])
     with pytest.raises(UsageError, match=r"'zh-Hant-TW' is too long\. .* such as zh-Hant\."):
-        language_code("zh-Hant-TW")
+        language_id("zh-Hant-TW")
 
 
 class TestEmbedding:
     def test_each_language_has_its_vector(self, embedding):
-        codes = torch.tensor([language_code(language) for language in ("de", "en", "de")])
+        codes = torch.tensor([language_id(language) for language in ("de", "en", "de")])
         vectors = embedding(codes)
         assert vectors.shape == (3, 32)
         assert torch.equal(vectors[0], embedding.of("de"))
@@ -69,7 +69,7 @@ class TestEmbedding:
 
     def test_codes_are_distinct(self):
         languages = ["de", "en", "eng", "zh", "zh-Hans", "yue", ""]
-        assert len({language_code(language) for language in languages}) == len(languages)
+        assert len({language_id(language) for language in languages}) == len(languages)
 
 
 class TestFold:
@@ -184,7 +184,7 @@ class TestRelease:
 
     def test_a_text_without_a_language_is_reported(self, embedding):
         with pytest.raises(ValueError, match=r"some rows have none.*'source_lang'"):
-            embedding(torch.tensor([language_code("de"), 0]))
+            embedding(torch.tensor([language_id("de"), 0]))
 
 
 class TestEvaluation:

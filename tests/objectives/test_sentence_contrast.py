@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.modeling.encoding import encode_views
-from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.languages import language_id
 from metaphrase.modeling.views import Batch
 from metaphrase.objectives.sentence_contrast import BackTranslations, SentenceContrast
 from tests.oracles import assert_same_loss, sentence_contrast_loop
@@ -208,4 +208,4 @@ def test_auto_samples_if_there_are_back_translations(make_loss, encodings_of, bi
 def test_back_translations_have_the_language_of_their_side(tokenizer):
     row = {"source_bt": "ein Satz", "target_bt": "a sentence", "source_lang": "de", "target_lang": "en"}
     built = BackTranslations("all", 24, 1.0).build(Batch([row], tokenizer), [np.random.default_rng(0)])
-    assert built["language"].tolist() == [language_code("de"), language_code("en")]
+    assert built["language"].tolist() == [language_id("de"), language_id("en")]

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.languages import language_id
 from metaphrase.objectives.sentence_to_tokens import piece_frequencies, sentence_to_tokens
 from tests.oracles import sentence_to_tokens_loop
 
@@ -156,7 +156,7 @@ def test_the_head_reads_the_language_to_predict(make_loss, encodings_of, bitext)
     value = loss.objectives["xtr"](encodings)
     value.backward()
     assert (loss.objectives["xtr"].head.languages.table.weight.grad.abs().sum(1) > 0).all()
-    german = torch.full_like(encodings["target"].features["language"], language_code("de"))
+    german = torch.full_like(encodings["target"].features["language"], language_id("de"))
     relabelled = replace(encodings["target"], features={**encodings["target"].features, "language": german})
     assert loss.objectives["xtr"]({**encodings, "target": relabelled}) != value
     with pytest.raises(ValueError, match="Pass `languages` to AlignmentLoss, or set language_embeddings to false"):

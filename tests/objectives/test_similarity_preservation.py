@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from metaphrase.modeling.encoding import encode_views
-from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.languages import language_id
 from metaphrase.objectives.similarity_preservation import similarity_preservation
 from tests.oracles import assert_equal_gradients, similarity_preservation_loop
 
@@ -70,7 +70,7 @@ def test_two_languages_are_not_compared(make_loss, encodings_of, bitext):
     encodings["source"].sentence_bh.data[0] *= -1
     term = loss.objectives["similarity-preservation"]
     assert term(encodings).item() > 0.01
-    encodings["source"].features["language"].copy_(torch.tensor([language_code("de"), language_code("fr")]))
+    encodings["source"].features["language"].copy_(torch.tensor([language_id("de"), language_id("fr")]))
     value = term(encodings)
     value.backward()
     assert value.item() == 0

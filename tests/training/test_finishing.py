@@ -20,7 +20,14 @@ from metaphrase.io.files import UDHR
 from metaphrase.merging.projection import find_projection
 from metaphrase.publishing import debiasing
 from metaphrase.training import finishing
-from metaphrase.training.finishing import ALPHAS, SAMPLED_TEXTS, encoded_texts, finish, release_guards, training_guards
+from metaphrase.training.finishing import (
+    COARSE_ALPHAS,
+    SAMPLED_TEXTS,
+    encoded_texts,
+    finish,
+    release_guards,
+    training_guards,
+)
 from metaphrase.training.planning import count_prompts
 
 PROMPTS = {"query": "ask: ", "passage": "tell: "}
@@ -85,9 +92,9 @@ def test_each_weight_is_measured_in_the_form_of_the_release(start, trained, dev,
     monkeypatch.setattr(finishing, "debias", lambda *args: sampled.append(args[1]) or remove(*args))
     config = RunConfig(model=str(start), merge="auto", debias=directions, output_dir=str(tmp_path))
     finish(trained, config, pooling="cls", dev=dev)
-    assert len(measured) == len(ALPHAS)
+    assert len(measured) == len(COARSE_ALPHAS)
     few = finishing.parallel_texts(most=SAMPLED_TEXTS)
-    assert sampled == ([few] * len(ALPHAS) if directions else [])
+    assert sampled == ([few] * len(COARSE_ALPHAS) if directions else [])
     for model in measured:
         assert model.prompts == search_prompts(PROMPTS)
         assert (find_projection(model) is not None) == bool(directions)

@@ -10,7 +10,7 @@ from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Level, Method, Segmentation
 from metaphrase.corpus.codes import language_code
 from metaphrase.corpus.options import BitextOptions
-from metaphrase.corpus.writing import check_writable
+from metaphrase.corpus.writing import check_format
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, CountOr0, Positive, Range, checked
 from metaphrase.io.configuration import option
@@ -165,4 +165,4 @@ class AlignOptions(BitextOptions):
             raise UsageError("Files require -o FILE. Without files, the bitext is read from stdin.")
         if self.pharaoh:
             raise UsageError("--pharaoh requires lines of stdin; files keep their pairs.")
-        check_writable(self.output)
+        check_format(self.output)

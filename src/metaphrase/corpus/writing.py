@@ -23,7 +23,7 @@ WRITTEN = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _CHUNK = 10_000
 
 
-def check_writable(path: str | Path) -> None:
+def check_format(path: str | Path) -> None:
     """Check that `write_corpus` knows the format of a file name."""
     if not str(path).endswith(WRITTEN):
         raise CorpusError(f"Cannot write {path}: the format is unknown. Supported formats: {', '.join(WRITTEN)}.")
@@ -47,7 +47,7 @@ def write_corpus(dataset: Dataset, path: str | Path) -> Path:
     Raises:
         ValueError: The format is unknown, or a TSV cannot hold the values of a column.
     """
-    check_writable(path)
+    check_format(path)
     path = Path(path)
     with replacing(path) as partial:
         if path.suffix == ".parquet":

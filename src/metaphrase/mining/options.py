@@ -13,7 +13,7 @@ from typing import Any, Literal
 from metaphrase.corpus.codes import NO_CODES, language_code
 from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.options import BitextOptions
-from metaphrase.corpus.writing import check_writable
+from metaphrase.corpus.writing import check_format
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import Count, CountOr0, Finite, Length, checked
 from metaphrase.io.configuration import ENCODER, option
@@ -133,7 +133,7 @@ class MiningOptions:
                 f"Both texts are in {source}. Name the languages with --source_lang and --target_lang if the names of the "
                 "files do not."
             )
-        check_writable(self.output)
+        check_format(self.output)
         for text in (self.source, self.target):
             check_regular(Path(text))
         check_files(self.outputs, [self.source, self.target])
@@ -249,7 +249,7 @@ class FilterOptions(BitextOptions):
         """Check that the options are consistent."""
         if self.score == "cosine" and self.margin != "ratio":
             raise UsageError(f"--margin {self.margin} is not used with --score cosine. Omit one of them.")
-        check_writable(self.output)
+        check_format(self.output)
         check_files(self.outputs, self.input_files(self.corpus))
 
 

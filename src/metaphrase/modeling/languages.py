@@ -14,10 +14,10 @@ from metaphrase.encoders.adapters import shared_copy
 from metaphrase.exceptions import CorpusError, ModelError, UsageError
 
 
-def language_code(language: str) -> int:
+def language_id(language: str) -> int:
     """Encode a language code of up to eight characters as an integer, to store it in a tensor.
 
-    >>> language_code("en") == int.from_bytes(b"en")
+    >>> language_id("en") == int.from_bytes(b"en")
     True
     """
     number = int.from_bytes(language.encode())
@@ -39,15 +39,15 @@ class LanguageEmbedding(nn.Module):
 
     def __init__(self, languages: Sequence[str], hidden: int) -> None:
         super().__init__()
-        self.languages = tuple(sorted(languages, key=language_code))
-        self.register_buffer("codes", torch.tensor([language_code(language) for language in self.languages]))
+        self.languages = tuple(sorted(languages, key=language_id))
+        self.register_buffer("codes", torch.tensor([language_id(language) for language in self.languages]))
         self.table = nn.Embedding(len(self.languages), hidden)
 
     def forward(self, code: Tensor) -> Tensor:
         """Look up the vectors of languages.
 
         Args:
-            code: Values of :func:`language_code`, any shape.
+            code: Values of :func:`language_id`, any shape.
 
         Returns:
             Shape ``(…, hidden)``.
@@ -71,7 +71,7 @@ class LanguageEmbedding(nn.Module):
 
     def of(self, language: str) -> Tensor:
         """Look up the vector of one language, shape ``(hidden,)``."""
-        return self(torch.tensor(language_code(language), device=self.codes.device))
+        return self(torch.tensor(language_id(language), device=self.codes.device))
 
 
 def token_type_table(encoder: PreTrainedModel) -> nn.Embedding:

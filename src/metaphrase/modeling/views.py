@@ -19,7 +19,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from metaphrase.corpus.words import Link, Words, parse_links, piece_spans
 from metaphrase.exceptions import AlignmentFormatError
 from metaphrase.io.arguments import Length, Share, check_values, hints_of
-from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.languages import language_id
 
 #: One row of a parallel corpus: ``source``, ``target``, ``source_lang``, ``target_lang`` and further columns.
 Example = Mapping[str, Any]
@@ -113,8 +113,8 @@ class View(ABC):
 class Sentence(View):
     """One side of the pairs, unchanged.
 
-    Provides the encoder's inputs, ``text`` (a fingerprint of each text, int64) and ``language`` (the code of each text's
-    language, see :func:`language_code`), both of shape ``(batch,)``.
+    Provides the encoder's inputs, ``text`` (a fingerprint of each text, int64) and ``language`` (the id of each text's
+    language, see :func:`language_id`), both of shape ``(batch,)``.
 
     Attributes:
         side: ``"source"`` or ``"target"``.
@@ -425,8 +425,8 @@ def pad_arrays(arrays: Sequence[np.ndarray], tail: tuple[int, ...], fill: float 
 
 
 def languages_of(examples: Examples, side: Side) -> Tensor:
-    """Codes of the languages of one side (see :func:`language_code`), shape ``(batch,)``."""
-    return torch.tensor([language_code(example.get(f"{side}_lang") or "") for example in examples])
+    """Ids of the languages of one side (see :func:`language_id`), shape ``(batch,)``."""
+    return torch.tensor([language_id(example.get(f"{side}_lang") or "") for example in examples])
 
 
 def fingerprint(*texts: str) -> int:

@@ -14,7 +14,7 @@ from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.io.arguments import Length, OwnTemperature, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import mean_pooled, translation_ranking
-from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.languages import language_id
 from metaphrase.modeling.views import SIDES, Batch, Generators, View, pad_rows, piece_ids
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION
@@ -57,10 +57,10 @@ class BackTranslations(View):
                 rows[side].append(len(texts) if drawn else -1)
                 if drawn:
                     texts.append(alternatives[int(choice * len(alternatives))])
-                    codes.append(language_code(example.get(f"{side}_lang") or ""))
+                    codes.append(language_id(example.get(f"{side}_lang") or ""))
         return {
             **pad_rows(batch.tokenizer, input_ids=piece_ids(batch.tokenizer, texts or [""], self.max_length)),
-            "language": torch.tensor(codes or [language_code(batch.examples[0].get("source_lang") or "")]),
+            "language": torch.tensor(codes or [language_id(batch.examples[0].get("source_lang") or "")]),
             "source_row": torch.tensor(rows["source"]),
             "target_row": torch.tensor(rows["target"]),
         }

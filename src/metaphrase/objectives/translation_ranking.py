@@ -16,7 +16,7 @@ from metaphrase.io.arguments import Count, CountOr0, Length, OwnTemperature, Ran
 from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity
-from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.languages import language_id
 from metaphrase.modeling.views import Batch, Generators, View, fingerprint, pad_rows, piece_ids
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size, check_unused
 
@@ -47,7 +47,7 @@ class HardNegatives(View):
         return {
             **pad_rows(batch.tokenizer, input_ids=piece_ids(batch.tokenizer, texts, self.max_length)),
             "text": torch.tensor([fingerprint(text) for text in texts]),
-            "language": torch.tensor([language_code(language) for language in languages]),
+            "language": torch.tensor([language_id(language) for language in languages]),
             "real": torch.full((len(texts),), bool(rows)),
         }
 

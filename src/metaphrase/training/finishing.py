@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 #: Weights of the trained encoder that ``merge: auto`` measures. Guards may hold at large weights if a term keeps the encoder
 #: close to the original one, and without such a term only at the smallest weight.
-ALPHAS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
+COARSE_ALPHAS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
 #: Maximum numbers when each weight is measured: items per language of a guard, and dev pairs of all languages.
 GUARD_ITEMS, DEV_PAIRS = 100, 1000
 #: What the number of directions of language identity is chosen by, in words.
@@ -124,10 +124,12 @@ def encoded_texts(
         groups.append((_distinct(_structure_texts("dev", dev)), 1 + evaluations))
         groups += [(data.texts, 1 + evaluations) for data in _guard_data(config, "dev") if _is_small(data)]
     if config.merge == "auto":
-        groups.append((_distinct(_structure_texts("dev", dev)), 1 + len(ALPHAS)))
-        groups += [(data.texts, prompts + len(ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))]
+        groups.append((_distinct(_structure_texts("dev", dev)), 1 + len(COARSE_ALPHAS)))
+        groups += [
+            (data.texts, prompts + len(COARSE_ALPHAS)) for data in (_gain_data(dev), *_guard_data(config, "dev"))
+        ]
     if config.merge == "auto" and config.debias and config.debias != "auto":
-        groups.append((_distinct(parallel_texts(most=SAMPLED_TEXTS)), len(ALPHAS)))
+        groups.append((_distinct(parallel_texts(most=SAMPLED_TEXTS)), len(COARSE_ALPHAS)))
     if config.debias == "auto":
         groups.append((_gain_data(dev).texts, 2 + len(MEASURED)))  # before, and without 0 to 40 directions
         groups += [(data.texts, prompts + 1 + len(MEASURED)) for data in _guard_data(config, "dev")]
@@ -197,7 +199,7 @@ def _choose(
 
     gain = data_guard(start, _gain_data(dev), prompt="auto", prompts=[None])
     guards = release_guards(start, config, "dev", dev)
-    return choose_alpha(start, vector, gain, guards, alphas=ALPHAS, finish=finished)
+    return choose_alpha(start, vector, gain, guards, alphas=COARSE_ALPHAS, finish=finished)
 
 
 def _choose_directions(

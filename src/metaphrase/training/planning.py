@@ -190,7 +190,7 @@ def step_seconds(
     The model and the random number generators are restored.
     """
     torch.set_flush_denormal(True)  # as the run does
-    with unchanged(model):
+    with restored(model):
         torch.manual_seed(seed)
         if freeze:
             freeze_word_embeddings(model)
@@ -239,7 +239,7 @@ def encoding_seconds(model: SentenceTransformer, groups: Sequence[tuple[Sequence
 
 
 @contextmanager
-def unchanged(model: SentenceTransformer) -> Iterator[None]:
+def restored(model: SentenceTransformer) -> Iterator[None]:
     """Restore mode, gradients and frozen parameters of a model, and all random number generators."""
     mode = model.training
     trainable = [parameter.requires_grad for parameter in model.parameters()]
