@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binomtest
 
 from metaphrase.evaluation.compare import compare, verdict_shown
-from metaphrase.evaluation.measures import MEASURES, STS_RESAMPLES
+from metaphrase.evaluation.measures import FEWER_RESAMPLES, MEASURES
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import (
     cluster_scores,
@@ -188,7 +188,7 @@ def test_correlations_are_resampled_less_often():
         Measurement(1, 80.0),
         statistic="spearman",
     )
-    assert compare(result, result)["settings"]["resamples"] == STS_RESAMPLES
+    assert compare(result, result)["settings"]["resamples"] == FEWER_RESAMPLES
 
 
 @pytest.mark.parametrize("statistic", ["items", "shared_items"])

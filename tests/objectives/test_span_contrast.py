@@ -49,7 +49,7 @@ def pairs_in(features, row):
     ]
 
 
-@pytest.mark.parametrize("reduction", ["token_mean", "sum"])
+@pytest.mark.parametrize("reduction", ["anchor_mean", "sum"])
 def test_matches_loop(make_loss, encodings_of, bitext, tokenizer, reduction):
     loss = make_loss("span-contrast", max_spans=1000, reduction=reduction)
     rows = [bitext[i] for i in ROWS]

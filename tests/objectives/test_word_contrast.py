@@ -30,7 +30,7 @@ def words_of(states, row, side, tokenizer, units="mean"):
 
 
 @pytest.mark.parametrize("units", ["mean", "first"])
-@pytest.mark.parametrize("reduction", ["token_mean", "sum"])
+@pytest.mark.parametrize("reduction", ["anchor_mean", "sum"])
 def test_hard_matches_loop(make_loss, encodings_of, bitext, tokenizer, units, reduction):
     loss = make_loss("word-contrast", units=units, reduction=reduction)
     rows = [bitext[i] for i in ROWS]
@@ -64,7 +64,7 @@ def test_mutual_anchors_match_loop(make_loss, encodings_of, bitext, tokenizer):
 
 
 @pytest.mark.parametrize("units", ["mean", "first"])
-@pytest.mark.parametrize("reduction", ["token_mean", "sum"])
+@pytest.mark.parametrize("reduction", ["anchor_mean", "sum"])
 def test_soft_matches_loop(make_loss, encodings_of, bitext, tokenizer, units, reduction):
     loss = make_loss("word-contrast", kind="soft", units=units, reduction=reduction)
     rows = [bitext[i] for i in ROWS]
@@ -120,7 +120,7 @@ def test_attention_to_all_alike_scores_log_words(words):
     attention = torch.nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
     torch.nn.init.zeros_(attention.in_proj_weight[:8])
     source, target = (states(*torch.randn(words, 4).tolist()) for _ in range(2))
-    value = soft_word_contrast(attention, source, target, reduction="token_mean")
+    value = soft_word_contrast(attention, source, target, reduction="anchor_mean")
     assert value.item() == pytest.approx(math.log(words), rel=1e-12)
 
 

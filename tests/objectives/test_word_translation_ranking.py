@@ -101,7 +101,7 @@ def test_no_links_is_a_zero_with_a_graph(make_loss, encodings_of, bitext, simila
 @pytest.mark.parametrize("objective", ["wtr", "word-contrast"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_link_given_twice_counts_once(make_loss, encodings_of, bitext, objective, reduction):
-    means = {"wtr": "link_mean", "word-contrast": "token_mean"}
+    means = {"wtr": "link_mean", "word-contrast": "anchor_mean"}
     loss = make_loss(objective, reduction=means[objective] if reduction == "mean" else "sum")
     values = [
         loss.objectives[objective](encodings_of(loss, [{**bitext[6], "alignment": links}]))

@@ -30,7 +30,7 @@ from metaphrase.corpus.text import open_text
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
-from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.measures import FEWER_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
@@ -326,7 +326,7 @@ def evaluate_answer_retrieval(
     *,
     name: str | None = None,
     answer_text: AnswerText = "sentence",
-    resamples: Resamples = STS_RESAMPLES,
+    resamples: Resamples = FEWER_RESAMPLES,
     seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
 ) -> dict[str, Result]:
@@ -425,8 +425,8 @@ def evaluate_monolingual_answers(
         model=type(model).__name__,
         measure="MRR in the question's language",
         protocol="the sentence with the answer among all sentences of its language, by cosine",
-        **with_intervals("shared_items", languages, resamples=STS_RESAMPLES, seed=0),
-        **conditions(start, STS_RESAMPLES, 0, **_prompt_settings(model, **encoding)),
+        **with_intervals("shared_items", languages, resamples=FEWER_RESAMPLES, seed=0),
+        **conditions(start, FEWER_RESAMPLES, 0, **_prompt_settings(model, **encoding)),
     )
 
 

@@ -19,8 +19,8 @@ from metaphrase.evaluation.significance import CHUNK, RESAMPLES, item_difference
 
 #: Directions of retrieval, as its results name them.
 DIRECTIONS = ("source_to_target", "target_to_source")
-#: Default number of resamples of a correlation. Each resample ranks all pairs again.
-STS_RESAMPLES = 2_000
+#: Default number of resamples where each one takes long, such as correlations, which rank all pairs again.
+FEWER_RESAMPLES = 2_000
 
 
 class Resampled(NamedTuple):
@@ -149,7 +149,7 @@ class SharedItems(ScoreOfSamples, MeanOfItems):
     """Mean of item scores of translations of one set: all languages of equal size share the resampled items."""
 
     test = "paired bootstrap over items, the same items in all languages"
-    max_resamples = STS_RESAMPLES
+    max_resamples = FEWER_RESAMPLES
 
     def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
         """Ids that languages of equal size share."""
@@ -198,7 +198,7 @@ class PairsF1(ScoreOfSamples):
 class Spearman(ScoreOfSamples):
     """Spearman's correlation ×100 of predictions and gold scores; pairs of sentences are resampled."""
 
-    max_resamples = STS_RESAMPLES
+    max_resamples = FEWER_RESAMPLES
 
     def items(self, details: Mapping[str, Any]) -> tuple[Sequence[float], Sequence[float]]:
         """Gold scores and cosines."""

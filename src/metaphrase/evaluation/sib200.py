@@ -30,7 +30,7 @@ from metaphrase.corpus.parallel import ParallelSet, add_file, rows_of
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
-from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.measures import FEWER_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
@@ -292,7 +292,7 @@ def evaluate_topics(
     name: str | None = None,
     train: TopicSet | None = None,
     trained: Sequence[str] = (),
-    resamples: Resamples = STS_RESAMPLES,
+    resamples: Resamples = FEWER_RESAMPLES,
     seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
 ) -> Result:

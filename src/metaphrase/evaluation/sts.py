@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, files_by_language, rows_of
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
-from metaphrase.evaluation.measures import STS_RESAMPLES, spearman
+from metaphrase.evaluation.measures import FEWER_RESAMPLES, spearman
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError
 from metaphrase.io.arguments import Resamples, Seed, checked
@@ -143,7 +143,7 @@ def evaluate_sts(
     *,
     name: str | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
-    resamples: Resamples = STS_RESAMPLES,
+    resamples: Resamples = FEWER_RESAMPLES,
     seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
 ) -> Result:

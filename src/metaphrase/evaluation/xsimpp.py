@@ -21,7 +21,7 @@ from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.distractors import KINDS, distractors
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
-from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.measures import FEWER_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.retrieval import largest_margin, shared_ids
 from metaphrase.io.arguments import Resamples, Seed, checked
@@ -103,7 +103,7 @@ def evaluate_xsimpp(
     sets: Mapping[str, ParallelSet],
     *,
     name: str | None = None,
-    resamples: Resamples = STS_RESAMPLES,
+    resamples: Resamples = FEWER_RESAMPLES,
     seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
 ) -> Result:

@@ -421,9 +421,7 @@ def cosines(anchors_rh: Tensor, candidates_ch: Tensor) -> Tensor:
         return anchors_rh @ candidates_ch.mT
 
 
-def masked_ranking(
-    similarity_brc: Tensor, positive_br: Tensor, candidate_brc: Tensor, *, temperature: float
-) -> Tensor:
+def info_nce(similarity_brc: Tensor, positive_br: Tensor, candidate_brc: Tensor, *, temperature: float) -> Tensor:
     """InfoNCE: each anchor must identify its positive among the candidates of its own matrix.
 
     Args:
@@ -437,7 +435,7 @@ def masked_ranking(
         value and gradient are exactly 0.
 
     >>> similarity = torch.tensor([[[1.0, 0.0, -1.0]]], dtype=torch.float64)
-    >>> round(masked_ranking(similarity, torch.tensor([[0]]), torch.tensor(True), temperature=0.1).item(), 9)
+    >>> round(info_nce(similarity, torch.tensor([[0]]), torch.tensor(True), temperature=0.1).item(), 9)
     4.5401e-05
     """
     own_brc = positive_br[..., None] == torch.arange(similarity_brc.shape[-1], device=positive_br.device)

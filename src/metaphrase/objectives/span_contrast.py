@@ -17,7 +17,7 @@ from metaphrase.corpus.words import Span, Words, phrase_pairs
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import cosines, masked_ranking, pooled_spans
+from metaphrase.modeling.functional import cosines, info_nce, pooled_spans
 from metaphrase.modeling.views import SIDES, Batch, Example, Generators, View, kept_links, pad_arrays
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION, Reduction, reduced
@@ -100,7 +100,7 @@ def span_contrast(
     target_spans_bn2: Tensor,
     *,
     temperature: float = 0.1,
-    reduction: Reduction = "token_mean",
+    reduction: Reduction = "anchor_mean",
 ) -> Tensor:
     """Each phrase must identify its translation among the phrases of the other sentence that do not overlap with it.
 
@@ -111,7 +111,7 @@ def span_contrast(
             ``(batch, phrases, 2)``.
         target_spans_bn2: The same for the target.
         temperature: Softmax temperature τ.
-        reduction: ``"token_mean"`` is the mean over the anchors of the batch, the phrases of both sides; ``"sum"`` sums over
+        reduction: ``"anchor_mean"`` is the mean over the anchors of the batch, the phrases of both sides; ``"sum"`` sums over
             the anchors of a sentence pair (as printed) and takes the mean over pairs.
 
     Returns:
@@ -123,7 +123,7 @@ def span_contrast(
     own_bn = torch.arange(similarity_bnn.shape[1], device=similarity_bnn.device).expand(similarity_bnn.shape[:2])
     anchor_bn = source_spans_bn2[..., 1] > 0
     losses = [
-        masked_ranking(similarity, own_bn, negatives(spans_bn2), temperature=temperature)[anchor_bn]
+        info_nce(similarity, own_bn, negatives(spans_bn2), temperature=temperature)[anchor_bn]
         for similarity, spans_bn2 in ((similarity_bnn, target_spans_bn2), (similarity_bnn.mT, source_spans_bn2))
     ]
     return reduced(torch.cat(losses), len(source_bnh), reduction)
@@ -160,7 +160,7 @@ class SpanContrast(Objective):
         phrase_table: File of a phrase table (see :class:`metaphrase.corpus.phrases.PhraseTable`) to restrict phrase pairs
             to. None uses all phrase pairs that are consistent with the alignment.
         cut: Minimum of ``p(target | source) · p(source | target)`` in the phrase table.
-        reduction: ``"token_mean"`` or the paper's ``"sum"`` (see :func:`span_contrast`).
+        reduction: ``"anchor_mean"`` or the paper's ``"sum"`` (see :func:`span_contrast`).
 
     Inputs: the columns ``source``, ``target`` and ``alignment``.
 
@@ -181,7 +181,7 @@ class SpanContrast(Objective):
     max_spans: Count = 16
     phrase_table: str | None = None
     cut: Share = 0.0
-    reduction: Reduction = "token_mean"
+    reduction: Reduction = "anchor_mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,14 +12,14 @@ from transformers import PreTrainedConfig
 
 from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.modeling.functional import cosines, info_nce, inside_spans, pooled_spans
 from metaphrase.modeling.views import SIDES, Batch, Generators, View, links_view, pad_arrays
 from metaphrase.objectives.base import Granularity, Objective, check_unused
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
 Kind = Literal["hard", "soft"]
 Units = Literal["mean", "first"]
-Reduction = Literal["token_mean", "sum"]
+Reduction = Literal["anchor_mean", "sum"]
 
 MGC_CITATION = """\
 @inproceedings{li-etal-2021-multi-granularity,
@@ -86,7 +86,7 @@ def hard_word_contrast(
     *,
     temperature: float = 0.1,
     mask_positives: bool = False,
-    reduction: Reduction = "token_mean",
+    reduction: Reduction = "anchor_mean",
 ) -> Tensor:
     """Each linked word must identify its partner among all words of the other sentence.
 
@@ -99,7 +99,7 @@ def hard_word_contrast(
         links_bn2: Source and target word of each link, -1 for padding, shape ``(batch, links, 2)``.
         temperature: Softmax temperature τ.
         mask_positives: Exclude the other words that an anchor is linked to from its negatives.
-        reduction: ``"token_mean"`` is the mean over the anchors of the batch; ``"sum"`` sums over the anchors of a
+        reduction: ``"anchor_mean"`` is the mean over the anchors of the batch; ``"sum"`` sums over the anchors of a
             sentence pair (equation 4 as printed) and takes the mean over pairs.
 
     Returns:
@@ -124,7 +124,7 @@ def soft_word_contrast(
     target: WordStates,
     *,
     temperature: float = 0.1,
-    reduction: Reduction = "token_mean",
+    reduction: Reduction = "anchor_mean",
 ) -> Tensor:
     """Each word must identify its attention output among those of the other words of its sentence.
 
@@ -156,7 +156,7 @@ def _attended(attention: nn.MultiheadAttention, query: WordStates, key: WordStat
     anchor_bw = query.word_bw & readable_b1
     own_bw = torch.arange(anchor_bw.shape[1], device=anchor_bw.device).expand_as(anchor_bw)
     similarity_bww = cosines(query.words_bwh, attended_bwh)
-    return masked_ranking(similarity_bww, own_bw, anchor_bw[:, None], temperature=temperature)[anchor_bw]
+    return info_nce(similarity_bww, own_bw, anchor_bw[:, None], temperature=temperature)[anchor_bw]
 
 
 def reduced(losses_n: Tensor, batch: int, reduction: Reduction) -> Tensor:
@@ -177,7 +177,7 @@ class WordContrast(Objective):
         mask_positives: For ``"hard"`` with links that are not one-to-one: exclude the other words that an anchor is linked
             to from its negatives.
         units: State of a word: the ``"mean"`` of its pieces, or its ``"first"`` piece.
-        reduction: ``"token_mean"`` or the paper's ``"sum"`` (see :func:`hard_word_contrast`).
+        reduction: ``"anchor_mean"`` or the paper's ``"sum"`` (see :func:`hard_word_contrast`).
 
     Inputs: the columns ``source`` and ``target``; for ``"hard"`` also ``alignment``, and ``alignment_scores`` for mutual
     links.
@@ -198,7 +198,7 @@ class WordContrast(Objective):
     mutual: bool = False
     mask_positives: bool = False
     units: Units = "mean"
-    reduction: Reduction = "token_mean"
+    reduction: Reduction = "anchor_mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()

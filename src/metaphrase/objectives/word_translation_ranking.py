@@ -12,7 +12,7 @@ from torch import Tensor
 
 from metaphrase.io.arguments import Temperature
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import at_least_float32, cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.modeling.functional import at_least_float32, cosines, info_nce, inside_spans, pooled_spans
 from metaphrase.modeling.views import View, links_view
 from metaphrase.objectives.aligned_word_prediction import AlignedWordPrediction
 from metaphrase.objectives.base import Granularity, Objective
@@ -99,7 +99,7 @@ def word_translation_ranking(
         if mask_positives:
             candidate_nc = candidate_nc & ~linked_bwc[pair_n, word_n]
         similarity_nc = similarity_bwc[pair_n, word_n]
-        losses.append(masked_ranking(similarity_nc, positive_n, candidate_nc, temperature=temperature))
+        losses.append(info_nce(similarity_nc, positive_n, candidate_nc, temperature=temperature))
     return torch.stack(losses)
 
 

@@ -22,7 +22,7 @@ from metaphrase.corpus.text import MAX_CHARS, read_lines
 from metaphrase.evaluation import answer_retrieval, bucc, distractors, sib200, sts, word_alignment, xsimpp
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.evaluation.guard_data import spread
-from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.measures import FEWER_RESAMPLES
 from metaphrase.evaluation.result import Result, complete_groups, mean_of
 from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
 from metaphrase.evaluation.suites.benchmarks import (
@@ -268,7 +268,7 @@ def _find_stsb(folder: Path, settings: Settings) -> Iterator[Benchmark]:
         whole = sts.load_sts_folder(folder, read)
         sets = {code: one.rows(_items(range(len(one.scores)), settings)) for code, one in whole.items()}
         sides = {name: {code: sets[code] for code in languages}, f"{name} cross-lingual": sts.cross_lingual(sets)}
-        options = subject.options(STS_RESAMPLES)
+        options = subject.options(FEWER_RESAMPLES)
         return {key: sts.evaluate_sts(subject.model, some, **options) for key, some in sides.items() if some}
 
     if languages:
@@ -291,7 +291,9 @@ def _sts22(subject: Subject) -> Results:
         sets = tasks.sts_sets(task)
     except (OSError, ValueError) as error:
         raise DataUnavailable(str(error).partition("\n")[0]) from error
-    return {"sts22": sts.evaluate_sts(subject.model, sets, groups=sts.STS22_GROUPS, **subject.options(STS_RESAMPLES))}
+    return {
+        "sts22": sts.evaluate_sts(subject.model, sets, groups=sts.STS22_GROUPS, **subject.options(FEWER_RESAMPLES))
+    }
 
 
 # Word alignment
@@ -376,7 +378,7 @@ def find_answer_retrieval(folder: Path, settings: Settings) -> Iterator[Benchmar
 
     def measure(name: str, text: answer_retrieval.AnswerText, subject: Subject) -> Results:
         sets = _read_answers(folder, files, settings)
-        options = subject.options(STS_RESAMPLES)
+        options = subject.options(FEWER_RESAMPLES)
         results = answer_retrieval.evaluate_answer_retrieval(subject.model, sets, answer_text=text, **options)
         return {f"{name} {measure}": result for measure, result in results.items()}
 
@@ -462,7 +464,7 @@ def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, 
         **subject.options(),
     )
     topics = sib200.evaluate_topics(
-        subject.model, sets, train=whole[sib200.ENGLISH], trained=trained, **subject.options(STS_RESAMPLES)
+        subject.model, sets, train=whole[sib200.ENGLISH], trained=trained, **subject.options(FEWER_RESAMPLES)
     )
     return {"sib200": replace(retrieval, suite="sib200"), "sib200 topics": topics}
 
@@ -487,7 +489,7 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 
 
 def _measure_xsimpp(name: str, read: Callable[[], Mapping[str, ParallelSet]], subject: Subject) -> Results:
-    return {f"{name} xsim++": xsimpp.evaluate_xsimpp(subject.model, read(), **subject.options(STS_RESAMPLES))}
+    return {f"{name} xsim++": xsimpp.evaluate_xsimpp(subject.model, read(), **subject.options(FEWER_RESAMPLES))}
 
 
 def _sib200_pairs(files: Mapping[str, Mapping[str, Path]], first: int | None) -> dict[str, ParallelSet]:

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 from transformers import HfArgumentParser
 
-from metaphrase.evaluation.measures import MEASURES, STS_RESAMPLES, ScoreOfCounts, ScoreOfSamples
+from metaphrase.evaluation.measures import FEWER_RESAMPLES, MEASURES, ScoreOfCounts, ScoreOfSamples
 from metaphrase.evaluation.result import Measurement, Result, mean_of, with_intervals
 from metaphrase.evaluation.significance import percentile_interval
 from metaphrase.evaluation.suites.benchmarks import (
@@ -187,7 +187,7 @@ def _measure_probe(
                 result.statistic,
                 result.languages,
                 groups=dict.fromkeys(result.groups, others),
-                resamples=min(STS_RESAMPLES, subject.settings.resamples),
+                resamples=min(FEWER_RESAMPLES, subject.settings.resamples),
                 seed=subject.settings.seed,
             )
             result = replace(result, **resampled)
