@@ -69,7 +69,7 @@ def test_several_positives_match_loop(margin, offset):
     (source, _), (target, _) = pair(3, 4), pair(5, 4, seed=1)
     excluded = torch.tensor([[0, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]).bool()
     settings = {"margin": margin, "temperature": 0.5}
-    fast = translation_ranking(source, target, positive_bb=POSITIVES, duplicate_bb=excluded, offset=offset, **settings)
+    fast = translation_ranking(source, target, positive_bp=POSITIVES, duplicate_bp=excluded, offset=offset, **settings)
     positives = [{i + offset, *row.nonzero().flatten().tolist()} for i, row in enumerate(POSITIVES)]
     left_out = [set(row.nonzero().flatten().tolist()) for row in excluded]
     slow = several_positives_loop(source, target, positives, left_out, **settings)
@@ -83,9 +83,9 @@ def test_both_directions_of_several_positives_are_the_mean_of_each():
     source, target = pair(3, 4)
     both = POSITIVES[:, :3] | POSITIVES[:, :3].T
     forward, backward = (
-        translation_ranking(one, other, positive_bb=both) for one, other in ((source, target), (target, source))
+        translation_ranking(one, other, positive_bp=both) for one, other in ((source, target), (target, source))
     )
-    symmetric = translation_ranking(source, target, positive_bb=both, direction="symmetric")
+    symmetric = translation_ranking(source, target, positive_bp=both, direction="symmetric")
     torch.testing.assert_close(symmetric, (forward + backward) / 2)
 
 
@@ -93,7 +93,7 @@ def test_equal_positives_share_the_probability():
     """Of two positives that are equal, each can have half of the probability: the loss is log 2."""
     source = torch.eye(3, dtype=torch.float64)[[0, 0, 2]]
     both = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool()
-    loss = translation_ranking(source, source, positive_bb=both, temperature=0.01)
+    loss = translation_ranking(source, source, positive_bp=both, temperature=0.01)
     assert loss.item() == pytest.approx(2 / 3 * math.log(2), abs=1e-9)
 
 
@@ -158,22 +158,22 @@ def test_duplicates_leave_the_denominator():
         target[2] = target[0]
     duplicate = torch.zeros(3, 3, dtype=torch.bool)
     duplicate[0, 2] = duplicate[2, 0] = True
-    masked = translation_ranking(source[:1], target, duplicate_bb=duplicate[:1])
+    masked = translation_ranking(source[:1], target, duplicate_bp=duplicate[:1])
     torch.testing.assert_close(masked, translation_ranking_loop(source[:1], target[:2]), rtol=1e-9, atol=1e-12)
     assert masked < translation_ranking(source[:1], target)
     own = duplicate | torch.eye(3, dtype=torch.bool)  # a pair is not a duplicate of itself
     torch.testing.assert_close(
-        translation_ranking(source, target, duplicate_bb=own),
-        translation_ranking(source, target, duplicate_bb=duplicate),
+        translation_ranking(source, target, duplicate_bp=own),
+        translation_ranking(source, target, duplicate_bp=duplicate),
     )
 
 
 def test_soft_targets_of_the_other_direction_are_transposed():
     source, target, soft = torch.randn(5, 6), torch.randn(5, 6), torch.randn(5, 5)
-    backward = translation_ranking(source, target, soft_bb=soft, direction="target_to_source")
-    torch.testing.assert_close(backward, translation_ranking(target, source, soft_bb=soft.T))
-    both = translation_ranking(source, target, soft_bb=soft, direction="symmetric")
-    torch.testing.assert_close(both, (translation_ranking(source, target, soft_bb=soft) + backward) / 2)
+    backward = translation_ranking(source, target, soft_bp=soft, direction="target_to_source")
+    torch.testing.assert_close(backward, translation_ranking(target, source, soft_bp=soft.T))
+    both = translation_ranking(source, target, soft_bp=soft, direction="symmetric")
+    torch.testing.assert_close(both, (translation_ranking(source, target, soft_bp=soft) + backward) / 2)
 
 
 def test_directions_need_equal_pools():

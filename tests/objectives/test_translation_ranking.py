@@ -43,7 +43,7 @@ def test_identical_targets_can_leave_the_denominator(make_loss, encodings_of, bi
     torch.testing.assert_close(target[0], target[1])
     source = encodings["source"].sentence_bh
     pair = torch.tensor([[False, True, False], [True, False, False], [False, False, False]])
-    torch.testing.assert_close(losses[True], translation_ranking(source, target, duplicate_bb=pair))
+    torch.testing.assert_close(losses[True], translation_ranking(source, target, duplicate_bp=pair))
     assert losses[True] < losses[False]
 
 
@@ -146,7 +146,7 @@ def test_cold_soft_targets_are_hard():
     """A sentence is most similar to itself."""
     source, target = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
     soft = cosines(target, target) / 0.01
-    torch.testing.assert_close(translation_ranking(source, target, soft_bb=soft), translation_ranking(source, target))
+    torch.testing.assert_close(translation_ranking(source, target, soft_bp=soft), translation_ranking(source, target))
 
 
 def test_soft_targets_leave_duplicates_out(make_loss, moved_encodings, bitext):
@@ -176,7 +176,7 @@ def test_guidance_removes_what_the_original_prefers(make_loss, encodings_of, bit
     similarity = torch.nn.functional.normalize(source) @ torch.nn.functional.normalize(target).T
     preferred = similarity > similarity.diagonal()[:, None]
     assert preferred.any()
-    torch.testing.assert_close(losses[True], translation_ranking(source, target, duplicate_bb=preferred))
+    torch.testing.assert_close(losses[True], translation_ranking(source, target, duplicate_bp=preferred))
     assert losses[True] < losses[False]
 
 
@@ -234,7 +234,7 @@ def test_hard_negatives_match_loop(make_loss, moved_encodings, bitext, guided):
         pools = [torch.cat([sides[1], sides[2]]), sides[0]]
         slow = (
             sum(
-                translation_ranking(query, pool, temperature=0.2, duplicate_bb=mask)
+                translation_ranking(query, pool, temperature=0.2, duplicate_bp=mask)
                 for query, pool, mask in zip(sides[:2], pools, masks, strict=True)
             )
             / 2
@@ -372,7 +372,7 @@ def test_soft_targets_of_both_sides_are_their_mean(make_loss, encodings_of, bite
     soft = sum(cosines(side, side) for side in sides).detach() / 2 / 0.001  # those of the original
     for at, side in enumerate(sides):
         side.data.normal_(generator=torch.Generator().manual_seed(at))
-    wanted = translation_ranking(*sides, temperature=0.2, soft_bb=soft)
+    wanted = translation_ranking(*sides, temperature=0.2, soft_bp=soft)
     torch.testing.assert_close(loss.objectives["tr"](encodings), wanted)
 
 

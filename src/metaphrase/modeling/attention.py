@@ -38,8 +38,8 @@ class Observer:
         """
         wide = torch.promote_types(self.query.dtype, torch.float32)
         with torch.autocast(self.query.device.type, enabled=False):
-            scores_bhll = self.query.to(wide) @ self.key.to(wide).transpose(-1, -2) * self.scaling
-        return scores_bhll.masked_fill(~self.visible, -torch.inf).softmax(dim=-1)
+            scores_bell = self.query.to(wide) @ self.key.to(wide).transpose(-1, -2) * self.scaling
+        return scores_bell.masked_fill(~self.visible, -torch.inf).softmax(dim=-1)
 
 
 def _attention(

@@ -1,8 +1,9 @@
 """Tensor functions shared by several objectives.
 
-The suffix of a tensor's name lists its axes: ``b`` batch, or the pool that a batch is ranked against, ``s`` source tokens,
-``t`` target tokens, ``l`` tokens of any sequence, ``w`` words, ``n`` scored positions or word links, ``r`` anchors, ``c``
-candidates, ``k`` labels, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are boolean and true at the values to keep.
+The suffix of a tensor's name lists its axes: ``b`` batch, ``p`` the pool that a batch is ranked against, ``s`` source tokens,
+``t`` target tokens, ``l`` tokens of any sequence, ``w`` words, ``x`` source words, ``y`` target words, ``n`` scored positions
+or word links, ``r`` anchors, ``c`` candidates, ``k`` labels, ``h`` hidden, ``e`` attention heads, ``v`` vocabulary, ``q``
+queue. Masks are boolean and true at the values to keep.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ BLOCK_LOGITS = 2**27
 
 def translation_ranking(  # noqa: PLR0913 - options of one equation, by keyword
     source_bh: Tensor,
-    target_bh: Tensor,
+    target_ph: Tensor,
     *,
     temperature: float = 0.05,
     margin: float = 0.0,
     direction: Direction = "source_to_target",
     similarity: Similarity = "cosine",
-    duplicate_bb: Tensor | None = None,
-    positive_bb: Tensor | None = None,
+    duplicate_bp: Tensor | None = None,
+    positive_bp: Tensor | None = None,
     offset: int = 0,
-    soft_bb: Tensor | None = None,
+    soft_bp: Tensor | None = None,
     soft_weight: float = 1.0,
 ) -> Tensor:
     """In-batch translation ranking: each sentence must identify its translation in the batch.
@@ -51,7 +52,7 @@ def translation_ranking(  # noqa: PLR0913 - options of one equation, by keyword
 
     Args:
         source_bh: Embeddings of the source sentences, shape ``(batch, hidden)``.
-        target_bh: Embeddings of the target sentences, shape ``(pool, hidden)``. Row ``offset + i`` translates source row
+        target_ph: Embeddings of the target sentences, shape ``(pool, hidden)``. Row ``offset + i`` translates source row
             ``i``; the pool is larger than the batch if the targets of other processes were gathered.
         temperature: Softmax temperature τ.
         margin: Additive margin in units of the similarity (LaBSE: 0.3), subtracted from the similarity of the translation
@@ -59,14 +60,14 @@ def translation_ranking(  # noqa: PLR0913 - options of one equation, by keyword
         direction: ``"source_to_target"`` ranks the targets for each source (DAP), ``"target_to_source"`` the sources for
             each target, ``"symmetric"`` is the mean of both.
         similarity: ``"cosine"`` (released DAP code) or ``"dot"`` (equation 5 as printed).
-        duplicate_bb: Boolean ``(batch, pool)``, true where target ``j`` is another copy of the translation of ``i``, or is
+        duplicate_bp: Boolean ``(batch, pool)``, true where target ``j`` is another copy of the translation of ``i``, or is
             too similar to it; such false negatives are removed from the denominator.
-        positive_bb: Boolean ``(batch, pool)``, true where target ``j`` translates ``i`` too, in addition to its own
+        positive_bp: Boolean ``(batch, pool)``, true where target ``j`` translates ``i`` too, in addition to its own
             translation. They stay in the denominator and have the margin. The loss of ``i`` is the mean over its
             translations ``P(i)`` of the equation above, ``-1/|P(i)| Σ_{p ∈ P(i)} log exp(φ(x_i, y_p) / τ) /
             Σ_j exp(φ(x_i, y_j) / τ)``.
         offset: Position in the pool of the translation of the first source.
-        soft_bb: Logits of soft targets, shape ``(batch, pool)``: instead of the translation alone, each sentence identifies
+        soft_bp: Logits of soft targets, shape ``(batch, pool)``: instead of the translation alone, each sentence identifies
             the distribution ``softmax_j(soft_ij)`` over the sentences of the denominator.
         soft_weight: Share of the soft targets; the rest is the translation's.
 
@@ -85,52 +86,52 @@ def translation_ranking(  # noqa: PLR0913 - options of one equation, by keyword
     """
     check_value(direction, Direction, "'direction' of translation_ranking")
     check_value(similarity, Similarity, "'similarity' of translation_ranking")
-    if direction != "source_to_target" and len(source_bh) != len(target_bh):
+    if direction != "source_to_target" and len(source_bh) != len(target_ph):
         raise ValueError(
             f"Direction {direction!r} ranks sources for each target and requires as many sources as targets, but got "
-            f"{len(source_bh)} and {len(target_bh)}. Gather both sides, or rank 'source_to_target'."
+            f"{len(source_bh)} and {len(target_ph)}. Gather both sides, or rank 'source_to_target'."
         )
-    source_bh, target_bh = at_least_float32(source_bh), at_least_float32(target_bh)
+    source_bh, target_ph = at_least_float32(source_bh), at_least_float32(target_ph)
     if similarity == "cosine":
-        source_bh, target_bh = F.normalize(source_bh, dim=-1), F.normalize(target_bh, dim=-1)
+        source_bh, target_ph = F.normalize(source_bh, dim=-1), F.normalize(target_ph, dim=-1)
     with torch.autocast(source_bh.device.type, enabled=False):
-        logits_bb = source_bh @ target_bh.T
+        logits_bp = source_bh @ target_ph.T
     labels_b = torch.arange(len(source_bh), device=source_bh.device) + offset
-    right_bb = F.one_hot(labels_b, logits_bb.shape[1]).bool()
-    if positive_bb is not None:
-        right_bb = right_bb | positive_bb
+    right_bp = F.one_hot(labels_b, logits_bp.shape[1]).bool()
+    if positive_bp is not None:
+        right_bp = right_bp | positive_bp
     if margin:
-        logits_bb = logits_bb - right_bb.to(logits_bb.dtype) * margin
-    logits_bb = logits_bb / temperature
-    if duplicate_bb is not None:
-        logits_bb = logits_bb.masked_fill(duplicate_bb & ~right_bb, -torch.inf)
+        logits_bp = logits_bp - right_bp.to(logits_bp.dtype) * margin
+    logits_bp = logits_bp / temperature
+    if duplicate_bp is not None:
+        logits_bp = logits_bp.masked_fill(duplicate_bp & ~right_bp, -torch.inf)
     losses = []
-    several_bb = None if positive_bb is None else right_bb
+    several_bp = None if positive_bp is None else right_bp
     if direction != "target_to_source":
-        losses.append(_cross_entropy(logits_bb, labels_b, several_bb, soft_bb, soft_weight))
+        losses.append(_cross_entropy(logits_bp, labels_b, several_bp, soft_bp, soft_weight))
     if direction != "source_to_target":
-        several_tb, soft_tb = (None if one is None else one.T for one in (several_bb, soft_bb))
-        losses.append(_cross_entropy(logits_bb.T, labels_b, several_tb, soft_tb, soft_weight))
+        several_pb, soft_pb = (None if one is None else one.T for one in (several_bp, soft_bp))
+        losses.append(_cross_entropy(logits_bp.T, labels_b, several_pb, soft_pb, soft_weight))
     return torch.stack(losses).mean()
 
 
 def _cross_entropy(
-    logits_bb: Tensor, labels_b: Tensor, right_bb: Tensor | None, soft_bb: Tensor | None, soft_weight: float
+    logits_bp: Tensor, labels_b: Tensor, right_bp: Tensor | None, soft_bp: Tensor | None, soft_weight: float
 ) -> Tensor:
     """Cross-entropy with labels, or with the mean over several, mixed with soft targets.
 
     Candidates with a logit of -inf have no share of the soft targets.
     """
-    if right_bb is None:
-        hard = F.cross_entropy(logits_bb, labels_b)
+    if right_bp is None:
+        hard = F.cross_entropy(logits_bp, labels_b)
     else:
-        right_logp_bb = logits_bb.log_softmax(dim=1).masked_fill(~right_bb, 0.0)
-        hard = -(right_logp_bb.sum(dim=1) / right_bb.sum(dim=1)).mean()
-    if soft_bb is None or soft_weight == 0:
+        right_logp_bp = logits_bp.log_softmax(dim=1).masked_fill(~right_bp, 0.0)
+        hard = -(right_logp_bp.sum(dim=1) / right_bp.sum(dim=1)).mean()
+    if soft_bp is None or soft_weight == 0:
         return hard
-    excluded_bb = logits_bb == -torch.inf
-    share_bb = soft_bb.masked_fill(excluded_bb, -torch.inf).softmax(dim=1)
-    soft = -(share_bb * logits_bb.log_softmax(dim=1).masked_fill(excluded_bb, 0.0)).sum(dim=1).mean()
+    excluded_bp = logits_bp == -torch.inf
+    share_bp = soft_bp.masked_fill(excluded_bp, -torch.inf).softmax(dim=1)
+    soft = -(share_bp * logits_bp.log_softmax(dim=1).masked_fill(excluded_bp, 0.0)).sum(dim=1).mean()
     return (1 - soft_weight) * hard + soft_weight * soft
 
 

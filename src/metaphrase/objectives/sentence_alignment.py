@@ -50,7 +50,7 @@ def sentence_alignment(
         itself_bp = place_p == itself_b[:, None]
         target_bh = torch.cat([target_bh, candidates_ph])
     return translation_ranking(
-        source_bh, target_bh, temperature=1.0, similarity="dot", duplicate_bb=itself_bp, offset=offset
+        source_bh, target_bh, temperature=1.0, similarity="dot", duplicate_bp=itself_bp, offset=offset
     )
 
 

@@ -198,7 +198,7 @@ class TranslationRanking(Objective):
         rows = {side: self._project(encodings[side].sentence_bh) for side in ("source", "target")}
         pools = {side: self.gathered(row_bh) for side, row_bh in rows.items()}
         offset = self.offset(len(rows["source"]), len(pools["source"]))
-        soft_bb = self._soft_targets(encodings) if self.targets == "soft" else None
+        soft_bp = self._soft_targets(encodings) if self.targets == "soft" else None
         directions = ("source_to_target", "target_to_source") if self.direction == "symmetric" else (self.direction,)
         losses = []
         for query, candidates in (direction.split("_to_") for direction in directions):
@@ -221,10 +221,10 @@ class TranslationRanking(Objective):
                 temperature=float(self.temperature),
                 margin=self.margin,
                 similarity=self.similarity,
-                duplicate_bb=excluded_bp,
-                positive_bb=positive_bp,
+                duplicate_bp=excluded_bp,
+                positive_bp=positive_bp,
                 offset=offset,
-                soft_bb=soft_bb,
+                soft_bp=soft_bp,
                 soft_weight=self.soft_weight,
             )
             losses.append(loss)

@@ -57,7 +57,7 @@ def _largest(values_blc: Tensor, spans_bw2: Tensor) -> Tensor:
 
 def word_translation_ranking(
     similarity_bxy: Tensor,
-    links_bk2: Tensor,
+    links_bn2: Tensor,
     source_word_bx: Tensor,
     target_word_by: Tensor,
     *,
@@ -71,7 +71,7 @@ def word_translation_ranking(
 
     Args:
         similarity_bxy: φ, shape ``(batch, source words, target words)``.
-        links_bk2: Source and target word of each link, ``-1`` for padding, shape ``(batch, links, 2)``.
+        links_bn2: Source and target word of each link, ``-1`` for padding, shape ``(batch, links, 2)``.
         source_word_bx: True at candidates, false at padding, shape ``(batch, source words)``.
         target_word_by: The same for the target.
         temperature: Softmax temperature τ.
@@ -86,8 +86,8 @@ def word_translation_ranking(
     >>> word_translation_ranking(torch.eye(2)[None], links, word, word).max().item() < 1e-6
     True
     """
-    pair_n, slot_n = (links_bk2[..., 0] >= 0).nonzero(as_tuple=True)
-    x_n, y_n = links_bk2[pair_n, slot_n].unbind(dim=-1)
+    pair_n, slot_n = (links_bn2[..., 0] >= 0).nonzero(as_tuple=True)
+    x_n, y_n = links_bn2[pair_n, slot_n].unbind(dim=-1)
     linked_bxy = torch.zeros_like(similarity_bxy, dtype=torch.bool)
     linked_bxy[pair_n, x_n, y_n] = True
     losses = []
