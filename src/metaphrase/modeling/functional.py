@@ -366,6 +366,11 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(_wide(tensor))
 
 
+def normalized(vectors: Tensor) -> Tensor:
+    """Scale vectors, the last axis, to length 1, in float32 or wider; a zero vector remains zero."""
+    return F.normalize(at_least_float32(vectors), dim=-1)
+
+
 def inside_spans(spans_bw2: Tensor, length: int) -> Tensor:
     """Mask of the positions that each span covers.
 
@@ -417,7 +422,7 @@ def cosines(anchors_rh: Tensor, candidates_ch: Tensor) -> Tensor:
     Returns:
         Shape ``(anchors, candidates)`` or ``(batch, anchors, candidates)``; 0 for zero vectors.
     """
-    anchors_rh, candidates_ch = (F.normalize(at_least_float32(one), dim=-1) for one in (anchors_rh, candidates_ch))
+    anchors_rh, candidates_ch = normalized(anchors_rh), normalized(candidates_ch)
     with torch.autocast(anchors_rh.device.type, enabled=False):
         return anchors_rh @ candidates_ch.mT
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch.nn import functional as F
-
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import at_least_float32
+from metaphrase.modeling.functional import normalized
 
 CITATION = """\
 @inproceedings{kusupati-etal-2022-matryoshka,
@@ -33,6 +31,6 @@ def truncated(encodings: Mapping[str, Encoding], size: int) -> dict[str, Encodin
     return {
         name: encoding
         if encoding.sentence_bh is None
-        else replace(encoding, sentence_bh=F.normalize(at_least_float32(encoding.sentence_bh[:, :size]), dim=-1))
+        else replace(encoding, sentence_bh=normalized(encoding.sentence_bh[:, :size]))
         for name, encoding in encodings.items()
     }

@@ -8,13 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import MetaphraseError, ModelError, UsageError
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import Original, OriginalEncoding
-from metaphrase.modeling.functional import at_least_float32
+from metaphrase.modeling.functional import at_least_float32, normalized
 from metaphrase.modeling.views import Side, TeacherSentence, View
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 
@@ -35,7 +34,7 @@ def anchor(embedding_bh: Tensor, original_bh: Tensor, *, normalize: bool = True)
     >>> anchor(torch.eye(2), 3 * torch.eye(2)).item(), anchor(torch.eye(2), 3 * torch.eye(2), normalize=False).item()
     (0.0, 4.0)
     """
-    prepare = _unit if normalize else at_least_float32
+    prepare = normalized if normalize else at_least_float32
     return (prepare(embedding_bh) - prepare(original_bh)).pow(2).sum(dim=-1).mean()
 
 
@@ -50,7 +49,7 @@ def token_anchor(tokens_blh: Tensor, original_blh: Tensor, mask_bl: Tensor) -> T
     Returns:
         Scalar between 0 and 4.
     """
-    distance_bl = (_unit(tokens_blh) - _unit(original_blh)).pow(2).sum(dim=-1).masked_fill(~mask_bl, 0.0)
+    distance_bl = (normalized(tokens_blh) - normalized(original_blh)).pow(2).sum(dim=-1).masked_fill(~mask_bl, 0.0)
     return (distance_bl.sum(dim=1) / mask_bl.sum(dim=1).clamp(min=1)).mean()
 
 
@@ -65,11 +64,7 @@ def interpolated_anchor(source_bh: Tensor, target_bh: Tensor, originals: tuple[T
     Returns:
         Scalar between 0 and 4.
     """
-    return anchor(_unit(source_bh) + _unit(target_bh), _unit(originals[0]) + _unit(originals[1]))
-
-
-def _unit(tensor: Tensor) -> Tensor:
-    return F.normalize(at_least_float32(tensor), dim=-1)
+    return anchor(normalized(source_bh) + normalized(target_bh), normalized(originals[0]) + normalized(originals[1]))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

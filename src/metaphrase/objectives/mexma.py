@@ -15,7 +15,7 @@ from transformers.models.bert.modeling_bert import BertEncoder
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Count, Layers, Share, Weight
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import at_least_float32
+from metaphrase.modeling.functional import at_least_float32, normalized
 from metaphrase.modeling.packing import ATTENTION, Packing
 from metaphrase.modeling.views import UNSCORED, Side, View, masked_sentence
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size
@@ -125,7 +125,7 @@ def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     if len(embeddings_bh) < 2:
         return embeddings_bh.sum() * 0.0
     with torch.autocast(embeddings_bh.device.type, enabled=False):
-        unit_bh = F.normalize(at_least_float32(embeddings_bh), dim=-1)
+        unit_bh = normalized(embeddings_bh)
         with torch.no_grad():
             nearest_b = (unit_bh @ unit_bh.T).fill_diagonal_(-torch.inf).argmax(dim=1)
         distance_b = torch.linalg.vector_norm(unit_bh - unit_bh[nearest_b], dim=-1)

@@ -6,7 +6,6 @@ that are loaded once.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -17,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-import xxhash
 from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
@@ -37,6 +35,7 @@ from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import ENCODER, option, split_list
 from metaphrase.io.counts import counted
+from metaphrase.io.digests import json_digest
 from metaphrase.io.files import PACKAGED_DATA, as_json, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
@@ -342,8 +341,10 @@ class Adaptation:
             "minutes": self.config.minutes,
             "replay": self.config.replay,
             "seed": self.config.seed,
-            "pairs": digest([[(name, one.train, one.dev, one.test) for name, one in parts], sorted(replayed.items())]),
-            HELD_OUT: digest([(name, one.test) for name, one in parts]),
+            "pairs": json_digest(
+                [[(name, one.train, one.dev, one.test) for name, one in parts], sorted(replayed.items())]
+            ),
+            HELD_OUT: json_digest([(name, one.test) for name, one in parts]),
         }
         plan = plan_of_checkpoints(self.output, asked)
         recipe, inputs = self._load(self.data, splits, replayed)
@@ -497,11 +498,6 @@ def other_languages(config: AdaptationConfig, sets: Mapping[str, ParallelSet]) -
         return {}
     packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train")
     return {language: pairs for language, pairs in packaged.items() if language not in sets}
-
-
-def digest(pairs: Any) -> str:
-    """Digest of pairs."""
-    return xxhash.xxh3_64_hexdigest(json.dumps(pairs).encode())
 
 
 def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:

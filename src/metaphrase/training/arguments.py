@@ -26,7 +26,7 @@ from metaphrase.io.counts import counted
 from metaphrase.io.environment import has_bfloat16_instructions, install_command
 from metaphrase.io.training_ranges import TrainingRanges, select_device
 from metaphrase.objectives import Objective
-from metaphrase.training.sampling import parts_of
+from metaphrase.training.sampling import Batches, parts_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
         "memory.",
     )
-    batches: Literal["mixed", "language", "shared_target"] = option(
+    batches: Batches = option(
         "mixed",
         "Pairs of a batch. mixed: of all languages; language: of one, with harder negatives; shared_target: pairs with the "
         "same target together, for 'tr' with 'positives: shared_target'.",

@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 BASELINE = "before.json"
 
 
-#: Test sets by name, each by language.
 @dataclass(frozen=True)
 class EvaluationSets:
     """The test sets that a run is measured on, before and after training.

@@ -25,6 +25,7 @@ from metaphrase.io.files import RECIPES
 from metaphrase.io.training_ranges import TRAINING_RANGES
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import is_reference, parameters_of
+from metaphrase.training.sampling import Batches
 
 if TYPE_CHECKING:
     from metaphrase.objectives import Objective
@@ -57,7 +58,7 @@ SETTINGS: dict[str, Any] = {
     "optim": Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"],
     "effective_batch_size": Count | None,
     "micro_batch_size": Count | None,
-    "batches": Literal["mixed", "language", "shared_target"],
+    "batches": Batches,
     "batch_sampler": Literal["batch_sampler", "no_duplicates", "no_duplicates_hashed"],
     "max_skipped_steps": Count,
     "bf16": bool | None,

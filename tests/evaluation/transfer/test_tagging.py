@@ -1,7 +1,8 @@
 import pytest
 
 from metaphrase.evaluation.transfer.data import UPOS
-from metaphrase.evaluation.transfer.tagging import IGNORED, Tagger
+from metaphrase.evaluation.transfer.tagging import Tagger
+from metaphrase.modeling.views import UNSCORED
 from tests.evaluation.transfer.conftest import program, read_json
 
 SENTENCE = {
@@ -29,9 +30,9 @@ def test_labels_are_at_first_pieces(tokenizer):
         pieces = tokenizer(word, add_special_tokens=False)["input_ids"] or [tokenizer.unk_token_id]
         assert batch["input_ids"][0, at : at + len(pieces)].tolist() == pieces
         assert batch["labels"][0, at] == UPOS.index(tag)
-        assert (batch["labels"][0, at + 1 : at + len(pieces)] == IGNORED).all()
+        assert (batch["labels"][0, at + 1 : at + len(pieces)] == UNSCORED).all()
         at += len(pieces)
-    assert batch["labels"][1, 0] == batch["labels"][1, at] == IGNORED
+    assert batch["labels"][1, 0] == batch["labels"][1, at] == UNSCORED
 
 
 def test_a_word_longer_than_a_part_keeps_its_first_piece(tokenizer):

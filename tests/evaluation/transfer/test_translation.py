@@ -13,7 +13,6 @@ from transformers import XLMRobertaConfig, XLMRobertaModel
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.tasks import encoder_source
 from metaphrase.evaluation.transfer.translation import (
-    IGNORED,
     TargetPieces,
     TranslationOptions,
     TranslationTrainer,
@@ -25,6 +24,7 @@ from metaphrase.evaluation.transfer.translation import (
     translation_scores,
 )
 from metaphrase.exceptions import UsageError
+from metaphrase.modeling.views import UNSCORED
 from tests.conftest import shape
 from tests.evaluation.transfer.conftest import program, read_json
 
@@ -62,7 +62,7 @@ def test_labels_are_one_ahead_of_the_decoder(tokenizer, pieces):
         size = len(ids) - 1
         assert pieces.decode(batch["decoder_input_ids"][row, :size]).tolist() == ids[:-1]
         assert pieces.decode(batch["labels"][row, :size]).tolist() == ids[1:]
-        assert (batch["labels"][row, size:] == IGNORED).all()
+        assert (batch["labels"][row, size:] == UNSCORED).all()
     assert batch["input_ids"].tolist() == tokenizer(["der Hund schläft", "ja"], padding=True)["input_ids"]
 
 
@@ -131,7 +131,7 @@ def test_loss_equals_a_loop(translator, tokenizer, pieces, tmp_path, smoothing):
         labels = one.pop("labels")[0].tolist()
         logs = translator(**one).logits[0].log_softmax(-1)
         for place, label in enumerate(labels):
-            if label != IGNORED:
+            if label != UNSCORED:
                 uniform = -sum(logs[place].tolist()) / len(pieces)
                 total += (1 - smoothing) * -logs[place, label].item() + smoothing * uniform
                 count += 1

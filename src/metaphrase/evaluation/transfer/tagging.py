@@ -28,8 +28,7 @@ from metaphrase.evaluation.transfer.tag_scores import Tags, tag_scores
 from metaphrase.evaluation.transfer.tasks import Score, Task
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
-
-IGNORED = -100
+from metaphrase.modeling.views import UNSCORED
 
 
 @checked
@@ -85,7 +84,7 @@ class Tagger:
     def __call__(self, parts: Sequence[TaggedPieces]) -> dict[str, Tensor]:
         """Inputs of the model, with ``labels`` at the words' first pieces."""
         batch = self.tokenizer.pad([part.inputs for part in parts], return_tensors="pt")
-        labels = torch.full(batch["input_ids"].shape, IGNORED)
+        labels = torch.full(batch["input_ids"].shape, UNSCORED)
         for row, part in enumerate(parts):
             labels[row, list(part.first)] = torch.tensor([UPOS.index(tag) for tag in part.tags])
         return {**batch, "labels": labels}

@@ -49,8 +49,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.tables import titled_table
-
-IGNORED = -100
+from metaphrase.modeling.views import UNSCORED
 
 #: Tokenisation of sacreBLEU for languages with a special one; the others use 13a.
 TOKENISATIONS = {"zh": "zh", "yue": "zh", "wuu": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
@@ -128,7 +127,7 @@ def collate_translations(
     tokenize = padded(tokenizer, max_length)
     source, target = (tokenize([row[side] for row in rows]) for side in ("source", "target"))
     ids_bt = pieces.encode(target["input_ids"])
-    labels_bt = ids_bt.masked_fill(target["attention_mask"] == 0, IGNORED)
+    labels_bt = ids_bt.masked_fill(target["attention_mask"] == 0, UNSCORED)
     decoder = {"decoder_input_ids": ids_bt[:, :-1], "decoder_attention_mask": target["attention_mask"][:, :-1]}
     return {**source, **decoder, "labels": labels_bt[:, 1:]}
 
@@ -189,7 +188,7 @@ class TranslationTrainer(FineTuner):
         loss = nn.functional.cross_entropy(
             outputs.logits.flatten(0, 1).float(),
             labels_bt.flatten(),
-            ignore_index=IGNORED,
+            ignore_index=UNSCORED,
             label_smoothing=self.args.label_smoothing_factor,
         )
         return (loss, outputs) if return_outputs else loss
