@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from metaphrase.mining.bulk import encode
+from metaphrase.modeling.bulk import encode
 
 Run = Callable[[Tensor, Tensor], Tensor]
 

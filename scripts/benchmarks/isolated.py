@@ -24,7 +24,7 @@ from rows import TR, Context, first_step, loss_of, step, trainer
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from settings import batch_of
 
-from metaphrase.mining.bulk import encode
+from metaphrase.modeling.bulk import encode
 
 #: Environments of the threads of torch's OpenMP, which read them before torch is imported.
 WAITING = {

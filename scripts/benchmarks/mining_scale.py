@@ -50,8 +50,8 @@ from metaphrase.evaluation.bucc import MiningSet, load_bucc_folder
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.files import read_json, write_json
-from metaphrase.mining.bulk import encode
 from metaphrase.mining.margins import best_threshold
+from metaphrase.modeling.bulk import encode
 
 RESULTS = Path(__file__).parent / "results"
 PLOTS = Path(__file__).parents[2] / "docs" / "scaling"

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from metaphrase import packed
 from metaphrase.io.environment import has_bfloat16_instructions
-from metaphrase.mining.bulk import CPU_TOKENS, encode
+from metaphrase.modeling.bulk import CPU_TOKENS, encode
 from metaphrase.modeling.functional import accumulated_in_place
 from metaphrase.modeling.precision import bfloat16
 

@@ -42,7 +42,7 @@ import metaphrase.objectives.vocabulary as vocabulary_module
 from metaphrase import AlignmentLoss, AlignmentTrainer, AlignmentTrainingArguments, Recipe, load_corpus, packed
 from metaphrase.encoders.loading import used_piece_ids
 from metaphrase.io.files import PACKAGED_DATA as DATA
-from metaphrase.mining.bulk import encode
+from metaphrase.modeling.bulk import encode
 from metaphrase.modeling.functional import accumulated_in_place, vocabulary_cross_entropy
 from metaphrase.modeling.precision import bfloat16
 from metaphrase.modeling.views import UNSCORED

@@ -49,7 +49,7 @@ def fair(monkeypatch, swahili):
         return embedding_nh / np.linalg.norm(embedding_nh, axis=1, keepdims=True)
 
     monkeypatch.setattr(diagnosis, "encode", encode)
-    monkeypatch.setattr(diagnosis, "is_sortable", lambda model: False)
+    monkeypatch.setattr(diagnosis, "is_text_transformer", lambda model: False)
 
 
 def codes(result, severity="error"):

@@ -31,8 +31,8 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, with_i
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
-from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, mine
+from metaphrase.modeling.bulk import distinct_texts
 
 logger = logging.getLogger(__name__)
 

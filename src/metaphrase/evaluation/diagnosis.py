@@ -43,7 +43,7 @@ from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.counts import counted
 from metaphrase.io.files import UDHR
 from metaphrase.io.progress import Advance
-from metaphrase.mining.bulk import encode, is_sortable
+from metaphrase.modeling.bulk import encode, is_text_transformer
 
 SAMPLE = 2000
 #: Number of neighbouring pairs in a block of the sample.
@@ -153,7 +153,7 @@ def diagnose(
         result.languages[language] = measure(embedded[language], seed) | _hubs(part, embedded[language])
         if judged:
             findings += _paired(model, sets[language], result.languages[language], embedded[language], row_n)
-    if judged and is_sortable(model):
+    if judged and is_text_transformer(model):
         findings += _pooling(model, {language: pairs for language, (pairs, _) in chosen.items()}, result.pooling)
         for language, (pairs, _) in chosen.items():
             result.words[language], finding = under_aligned(model, pairs, target_lang, batch_size=batch_size)

@@ -26,7 +26,7 @@ from metaphrase.io.files import replacing
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import read_kept
 from metaphrase.merging.pooling import replace_pooling
-from metaphrase.mining.bulk import distinct_texts
+from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.precision import bfloat16
 

@@ -23,13 +23,13 @@ from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
-from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import margin_score
 from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOptions
 from metaphrase.mining.output import DECIMALS, histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, load_rows, make_shards, work_manifest
+from metaphrase.modeling.bulk import distinct_texts
 
 logger = logging.getLogger(__name__)
 

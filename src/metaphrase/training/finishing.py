@@ -22,7 +22,7 @@ from metaphrase.evaluation.guards import AlphaCurve, Guard, choose_alpha, data_g
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.merging import TaskVector
-from metaphrase.mining.bulk import distinct_texts
+from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.publishing.debiasing import (
     DECLARATION,
     MEASURED,

@@ -27,7 +27,7 @@ from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.io.arguments import AtLeast0, Count, checked
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import has_bfloat16_instructions
-from metaphrase.mining.bulk import distinct_texts
+from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.precision import bfloat16

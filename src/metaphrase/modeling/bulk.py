@@ -82,7 +82,7 @@ def encode(
     windows = []
     for first in range(0, len(sentences), WINDOW):
         window = list(sentences[first : first + WINDOW])
-        if is_sortable(model):
+        if is_text_transformer(model):
             with packed(model), bfloat16(model, enabled=bf16):
                 embeddings_nh = _embed(model, window, budget, prompt, normalize_embeddings)
         else:
@@ -115,8 +115,10 @@ def distinct_texts(sides: Iterable[Iterable[str]]) -> tuple[list[str], list[NDAr
     return list(numbers), rows
 
 
-def is_sortable(model: SentenceTransformer) -> bool:
-    """Whether texts can be tokenised and padded outside of a model: its encoder is one of transformers, padding right."""
+def is_text_transformer(model: SentenceTransformer) -> bool:
+    """Whether the first module is a Transformers text encoder that pads on the right, so that texts can be tokenised
+    outside of the model.
+    """
     first = model[0]
     return (
         isinstance(first, Transformer)

@@ -12,8 +12,8 @@ from sentence_transformers.sentence_transformer.modules import (
 )
 from torch import nn
 
-import metaphrase.mining.bulk as bulk
-from metaphrase.mining.bulk import encode, is_sortable, token_batches
+import metaphrase.modeling.bulk as bulk
+from metaphrase.modeling.bulk import encode, is_text_transformer, token_batches
 from metaphrase.modeling.packing import notice
 
 TEXTS = [
@@ -165,8 +165,8 @@ def test_an_encoder_that_cannot_be_packed_is_padded(tiny_encoder, monkeypatch, c
 def test_other_models_are_handed_on(tokenizer, tiny_encoder):
     torch.manual_seed(0)
     static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
-    assert not is_sortable(static)
-    assert is_sortable(tiny_encoder)
+    assert not is_text_transformer(static)
+    assert is_text_transformer(tiny_encoder)
     assert_close(encode(static, TEXTS[:3]), static.encode(TEXTS[:3]))
     tiny_encoder.tokenizer.padding_side = "left"
-    assert not is_sortable(tiny_encoder)
+    assert not is_text_transformer(tiny_encoder)
