@@ -137,8 +137,9 @@ def test_local_scaling_matches_the_loop_in_a_padded_batch(seed, neighbours):
 
 def test_local_scaling_takes_words_from_a_hub():
     similarity = torch.tensor([[[0.9, 0.85, 0.1], [0.9, 0.1, 0.1], [0.1, 0.1, 0.2]]])  # all like the first column
-    assert linked(mutual_argmax(similarity)[0]) == {(0, 0), (2, 2)}
-    assert linked(mutual_argmax(locally_scaled(similarity))[0]) == {(0, 1), (1, 0), (2, 2)}
+    mask = torch.ones(1, 3, 3, dtype=torch.bool)
+    assert linked(mutual_argmax(similarity, mask)[0]) == {(0, 0), (2, 2)}
+    assert linked(mutual_argmax(locally_scaled(similarity, mask), mask)[0]) == {(0, 1), (1, 0), (2, 2)}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -155,17 +156,18 @@ def test_softmax_matches_the_loop_in_a_padded_batch(seed):
 
 def test_itermax_finds_what_argmax_leaves():
     similarity = torch.tensor([[[0.9, 0.8, 0.1], [0.2, 0.1, 0.1], [0.1, 0.1, 0.7]]])
-    assert linked(mutual_argmax(similarity)[0]) == {(0, 0), (2, 2)}
+    mask = torch.ones(1, 3, 3, dtype=torch.bool)
+    assert linked(mutual_argmax(similarity, mask)[0]) == {(0, 0), (2, 2)}
     # 0.9 × 0.8 > 0.1: the free column 1 takes the linked row 0; row 1 is free and takes the linked column 0.
-    assert linked(itermax(similarity)[0]) == {(0, 0), (2, 2), (0, 1), (1, 0)}
-    assert linked(itermax(similarity, iterations=1)[0]) == {(0, 0), (2, 2)}
+    assert linked(itermax(similarity, mask)[0]) == {(0, 0), (2, 2), (0, 1), (1, 0)}
+    assert linked(itermax(similarity, mask, iterations=1)[0]) == {(0, 0), (2, 2)}
 
 
 def test_transposing_the_matrix_transposes_the_links():
-    similarity = torch.rand(3, 6, 9)
-    scaled = lambda matrix: mutual_argmax(locally_scaled(matrix))  # noqa: E731
-    for links in (mutual_argmax, itermax, scaled, lambda matrix: softmax_intersection(10 * matrix)[0]):
-        assert torch.equal(links(similarity.mT), links(similarity).mT)
+    similarity, mask = torch.rand(3, 6, 9), torch.ones(3, 6, 9, dtype=torch.bool)
+    scaled = lambda matrix, mask: mutual_argmax(locally_scaled(matrix, mask), mask)  # noqa: E731
+    for links in (mutual_argmax, itermax, scaled, lambda matrix, mask: softmax_intersection(10 * matrix, mask)[0]):
+        assert torch.equal(links(similarity.mT, mask.mT), links(similarity, mask).mT)
 
 
 def test_the_default_layer_is_two_thirds_up():

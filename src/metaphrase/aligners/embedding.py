@@ -27,6 +27,8 @@ from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import PACKABLE, packed
 
+#: Factor of the similarities between linked and free units in the second round of `itermax`, as in SimAlign.
+DISCOUNT = 0.9
 #: Batches whose states are kept at a time.
 _BATCHES = 16
 
@@ -55,12 +57,12 @@ def check_softmax(method: str, threshold: float | None, temperature: float | Non
             )
 
 
-def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
+def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor) -> Tensor:
     """Link units that are each other's most similar unit; the first wins in a tie.
 
     Args:
         similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
-        mask_bst: True at real units; None means all.
+        mask_bst: True at real units.
 
     Returns:
         Links, boolean, shape ``(batch, source, target)``.
@@ -68,11 +70,9 @@ def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Ten
     Reference: Jalili Sabet et al. 2020, "SimAlign: High Quality Word Alignments Without Parallel Training Data Using
     Static and Contextualized Embeddings", section 2.2, Argmax.
 
-    >>> mutual_argmax(torch.tensor([[[0.9, 0.8], [0.7, 0.1]]])).tolist()
+    >>> mutual_argmax(torch.tensor([[[0.9, 0.8], [0.7, 0.1]]]), torch.tensor([[[True]]])).tolist()
     [[[True, False], [False, False]]]
     """
-    if mask_bst is None:
-        mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
     similarity_bst = similarity_bst.masked_fill(~mask_bst, -torch.inf)
     n_source, n_target = similarity_bst.shape[-2:]
     forward_bst = F.one_hot(similarity_bst.argmax(-1), n_target).bool()
@@ -80,42 +80,37 @@ def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Ten
     return forward_bst & backward_bst & mask_bst
 
 
-def itermax(
-    similarity_bst: Tensor, mask_bst: Tensor | None = None, *, iterations: int = 2, alpha: float = 0.9
-) -> Tensor:
+def itermax(similarity_bst: Tensor, mask_bst: Tensor, *, iterations: int = 2) -> Tensor:
     """Apply mutual argmax repeatedly to find links for units without one.
 
     From the second round on, similarities between two linked units become 0, and those between a linked and a free unit
-    are multiplied by ``alpha``. The rounds end when either side has no free unit. As in the released code, a pair with at
+    are multiplied by ``DISCOUNT``. The rounds end when either side has no free unit. As in the released code, a pair with at
     most two units on one side has only the first round.
 
     Args:
         similarity_bst: Similarities of at least 0, shape ``(batch, source, target)``.
-        mask_bst: True at real units; None means all.
+        mask_bst: True at real units.
         iterations: Number of rounds.
-        alpha: Discount of linked units.
 
     Returns:
         Links, boolean, shape ``(batch, source, target)``.
 
     Reference: Jalili Sabet et al. 2020 (SimAlign), section 2.2, Itermax (α = 0.9, two rounds).
     """
-    if mask_bst is None:
-        mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
     links_bst = mutual_argmax(similarity_bst, mask_bst)
     source_bs1, target_b1t = mask_bst.any(-1, keepdim=True), mask_bst.any(-2, keepdim=True)
     small_b11 = torch.minimum(source_bs1.sum(-2, keepdim=True), target_b1t.sum(-1, keepdim=True)) <= 2
     for _ in range(iterations - 1):
         free_bs1 = source_bs1 & ~links_bst.any(-1, keepdim=True)
         free_b1t = target_b1t & ~links_bst.any(-2, keepdim=True)
-        weight_bst = torch.where(free_bs1 & free_b1t, 1.0, alpha).masked_fill(~(free_bs1 | free_b1t), 0.0)
+        weight_bst = torch.where(free_bs1 & free_b1t, 1.0, DISCOUNT).masked_fill(~(free_bs1 | free_b1t), 0.0)
         found_bst = mutual_argmax(similarity_bst * weight_bst.to(similarity_bst.dtype), mask_bst)
         over_b11 = small_b11 | ~free_bs1.any(-2, keepdim=True) | ~free_b1t.any(-1, keepdim=True)
         links_bst = links_bst | (found_bst & (free_bs1 | free_b1t) & ~over_b11)
     return links_bst
 
 
-def locally_scaled(similarity_bst: Tensor, mask_bst: Tensor | None = None, *, neighbours: int = 5) -> Tensor:
+def locally_scaled(similarity_bst: Tensor, mask_bst: Tensor, *, neighbours: int = 5) -> Tensor:
     """Lower the similarities of units that are similar to many units of the other side.
 
     A hub, such as a comma, is the most similar unit of several words. ``2 s_ij − r_i − r_j`` corrects this, where ``r`` is
@@ -123,7 +118,7 @@ def locally_scaled(similarity_bst: Tensor, mask_bst: Tensor | None = None, *, ne
 
     Args:
         similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
-        mask_bst: True at real units; None means all.
+        mask_bst: True at real units.
         neighbours: Number of similarities in a mean; all of them if there are fewer.
 
     Returns:
@@ -132,12 +127,10 @@ def locally_scaled(similarity_bst: Tensor, mask_bst: Tensor | None = None, *, ne
     Reference: Conneau et al. 2018, "Word Translation Without Parallel Data", section 2.3 (CSLS), where the neighbours are
     words of the vocabulary.
 
-    >>> locally_scaled(torch.tensor([[[0.9, 0.5], [0.8, 0.5]]]), neighbours=1)[0]
+    >>> locally_scaled(torch.tensor([[[0.9, 0.5], [0.8, 0.5]]]), torch.tensor([[[True]]]), neighbours=1)[0]
     tensor([[ 0.0000, -0.4000],
             [-0.1000, -0.3000]])
     """
-    if mask_bst is None:
-        mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
     masked_bst = similarity_bst.masked_fill(~mask_bst, -torch.inf)
     means = []
     for side in (-1, -2):
@@ -147,15 +140,13 @@ def locally_scaled(similarity_bst: Tensor, mask_bst: Tensor | None = None, *, ne
     return (2 * similarity_bst - means[0] - means[1]).masked_fill(~mask_bst, -torch.inf)
 
 
-def softmax_intersection(
-    logits_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
-) -> tuple[Tensor, Tensor]:
+def softmax_intersection(logits_bst: Tensor, mask_bst: Tensor, *, threshold: float = 1e-3) -> tuple[Tensor, Tensor]:
     """Link units whose probability exceeds a threshold in the softmaxes of both directions.
 
     Args:
         logits_bst: Dot products of the states of source and target units, or their cosines divided by a temperature, shape
             ``(batch, source, target)``.
-        mask_bst: True at real units; None means all.
+        mask_bst: True at real units.
         threshold: Minimum of both probabilities.
 
     Returns:
@@ -166,8 +157,6 @@ def softmax_intersection(
     Reference: Dou and Neubig 2021, "Word Alignment by Fine-tuning Embeddings on Parallel Corpora" (awesome-align),
     section 2.1.
     """
-    if mask_bst is None:
-        mask_bst = torch.ones_like(logits_bst, dtype=torch.bool)
     logits_bst = logits_bst.masked_fill(~mask_bst, torch.finfo(logits_bst.dtype).min)
     links_bst = (logits_bst.softmax(-1) > threshold) & (logits_bst.softmax(-2) > threshold) & mask_bst
     n_source, n_target = mask_bst.sum(-2, keepdim=True).amax(-1, True), mask_bst.sum(-1, keepdim=True).amax(-2, True)
