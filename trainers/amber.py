@@ -30,7 +30,7 @@ def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_st
 
     # 1. An encoder with mean pooling, because sentence alignment trains the mean of the token states.
     encoder = load_encoder(model, pooling="mean")
-    freeze_word_embeddings(encoder)  # about 90 % of the parameters of a small multilingual encoder
+    freeze_word_embeddings(encoder)  # about 80 % of the parameters of a small multilingual encoder
 
     # 2. A bitext and monolingual text: one text of two contiguous sentences for every second pair.
     corpus = load_corpus(bitext)

@@ -28,7 +28,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
 
     # 1. An encoder: any SentenceTransformer or BERT-like checkpoint. "starter" works without the Hub.
     encoder = load_encoder(model, default_pooling="cls")
-    freeze_word_embeddings(encoder)  # about 90 % of the parameters of a small multilingual encoder
+    freeze_word_embeddings(encoder)  # about 80 % of the parameters of a small multilingual encoder
 
     # 2. A cleaned bitext. The report shows what was dropped and why.
     corpus = load_corpus(bitext)

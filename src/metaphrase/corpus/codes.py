@@ -91,9 +91,9 @@ def script_of(language: str) -> str | None:
 
 
 def is_in_script(language: str, chosen: Iterable[str]) -> bool:
-    """Whether a language is in a script of `chosen` codes, of which those without a script have all.
+    """Whether the script of a language is among those of the codes `chosen`; a code without a script stands for all scripts.
 
-    Languages without a chosen code are.
+    Languages without a chosen code are in any script.
 
     >>> [is_in_script(code, ["zh-Hant", "sr"]) for code in ("zh-TW", "zh-Hans", "zh", "sr-Latn", "sw")]
     [True, False, False, True, True]

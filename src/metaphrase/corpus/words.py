@@ -166,7 +166,10 @@ def _word_breaker() -> Any:
 
 @dataclass(frozen=True)
 class Words:
-    """A text and its words: ``(start, end)`` of each in characters. The language is an ISO 639-1 code, if known."""
+    """A text and its words: ``(start, end)`` of each in characters.
+
+    The language, if known, is a code as in the corpus, such as ``sw`` or ``zh-Hant``.
+    """
 
     text: str
     spans: tuple[Span, ...]

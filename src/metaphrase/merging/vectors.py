@@ -292,7 +292,7 @@ def _settings(model: nn.Module) -> dict[str, Any]:
 
 
 def _check_projections(base: nn.Module, tuned: nn.Module) -> None:
-    """Check that two models do not both project directions out, but different ones: a mean of projections is none."""
+    """Check that two models do not project different directions out: the mean of two projections is not a projection."""
     old, new = (find_projection(model, len(list(model.children()))) for model in (base, tuned))
     if old is None or new is None or old[0] != new[0]:
         return
@@ -330,7 +330,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _copy(model: _Model, changed: Iterable[Tensor], *, exact: bool) -> _Model:
-    """A copy for weights that change, which shares the others; if it is to be exact, in float32 instead of half precision."""
+    """Copy a model whose weights will change; other tensors are shared. If `exact`, half precision becomes float32."""
     if exact and any(one.dtype in (torch.float16, torch.bfloat16) for one in changed):
         return copy.deepcopy(model).float()
     own = set(map(id, changed))

@@ -252,7 +252,8 @@ def hard_negatives(
     targets: Sequence[str],
     count: int,
 ) -> list[list[str]]:
-    """The targets most similar to the source of each pair, except its translations and targets that are nearly as similar.
+    """The targets most similar to the source of each pair, except its translations and targets that are nearly as similar
+    as the translation.
 
     Targets that contain the separator of a column of sentences are skipped.
 

@@ -23,7 +23,14 @@ ATTENTION = "metaphrase_observed"
 
 @dataclass
 class Observer:
-    """Queries and keys of the most recent attention layer."""
+    """Queries and keys of the most recent attention layer.
+
+    Attributes:
+        query: Queries, shape ``(batch, heads, length, size of a head)``.
+        key: Keys, of the same shape.
+        scaling: Factor of their products.
+        visible: True where a position attends to another one, shape ``(batch, 1, length, length)``.
+    """
 
     query: Any = None
     key: Any = None

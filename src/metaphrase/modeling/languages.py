@@ -33,7 +33,7 @@ class LanguageEmbedding(nn.Module):
     """One learned vector per language.
 
     Args:
-        languages: ISO 639-1 codes.
+        languages: Language codes as in the corpus, such as ``sw`` or ``zh-Hant``.
         hidden: Width of a vector.
     """
 
@@ -96,7 +96,7 @@ def fold_language(
     Args:
         model: The trained encoder.
         language_embedding: The language embedding trained with it (``loss.heads.language_embedding``).
-        language: ISO 639-1 code.
+        language: Language code as in the corpus, such as ``sw`` or ``zh-Hant``.
 
     Raises:
         ValueError: The embedding has no vector for the language, or the encoder has no token types.

@@ -89,7 +89,7 @@ def drafted(
 ) -> Iterator[Draft]:
     """Write a model to a temporary folder next to its destination and load it; it is deleted unless it is published.
 
-    What killed processes left next to the destination is deleted as well.
+    Also deletes what killed processes left next to the destination.
 
     Args:
         model: The model.

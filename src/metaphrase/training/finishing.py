@@ -92,7 +92,7 @@ def release_guards(
 
 
 def training_guards(original: SentenceTransformer, config: RunConfig, dev: Mapping[str, ParallelSet]) -> list[Guard]:
-    """Guards that are measured with the dev sets during training, and like these without a prompt, on the part ``dev``.
+    """Guards measured during training on the ``dev`` part of their data; like the dev sets, encoded without a prompt.
 
     Data with many texts, such as answers to find among all sentences of a benchmark, would take too long.
     """

@@ -130,7 +130,15 @@ class TrainingRun:
             card.
 
     Attributes:
-        result: The result, once release and report are written; pushing comes last.
+        encoder: The encoder, from :meth:`load_encoder`; :meth:`train` trains it in place, :meth:`finish` may replace it.
+        base: Name of the encoder before training, from :meth:`load_encoder`.
+        tests: The test sets, from :meth:`load_test_sets`; :meth:`load_corpus` separates them by the languages of the corpus.
+        corpus: The training bitext, from :meth:`load_corpus`.
+        dev: The dev sets by language, from :meth:`load_corpus`.
+        loss: The loss with the heads, from :meth:`build`.
+        trainer: The trainer, from :meth:`build`.
+        baseline: Results before training, from :meth:`measure_baseline`.
+        result: The result, None until release and report are written; pushing comes last.
 
     Raises:
         ValueError: A value of the configuration is invalid.
@@ -139,11 +147,11 @@ class TrainingRun:
     encoder: SentenceTransformer
     base: str
     tests: EvaluationSets
-    baseline: Baseline
     corpus: Corpus
     dev: Mapping[str, ParallelSet]
     loss: AlignmentLoss
     trainer: AlignmentTrainer
+    baseline: Baseline
 
     def __init__(
         self,
