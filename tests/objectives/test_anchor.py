@@ -21,7 +21,7 @@ from metaphrase.exceptions import CheckpointError, MissingFileError, ModelError,
 from metaphrase.io.files import DEMO
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
-from metaphrase.modeling.frozen import Original
+from metaphrase.modeling.frozen import FrozenEncoder
 from metaphrase.objectives.anchor import anchor, interpolated_anchor
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
@@ -387,5 +387,5 @@ def test_a_run_is_not_resumed_from_another_original_encoder(tiny_encoder, bitext
 def test_the_original_encoder_has_no_dropout(tiny_encoder):
     tiny_encoder.train()
     modules = tuple(tiny_encoder.children())
-    original = Original.copy_of(modules[0].auto_model, modules[1:])
+    original = FrozenEncoder.copy_of(modules[0].auto_model, modules[1:])
     assert not any(module.training for part in (original.encoder, original.modules) for module in part.modules())

@@ -28,8 +28,8 @@ def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
     return encoder.requires_grad_(False)
 
 
-class OriginalEncoding(NamedTuple):
-    """Outputs of the original model for a view.
+class FrozenEncoding(NamedTuple):
+    """Outputs of a frozen model for a view.
 
     Attributes:
         sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
@@ -40,7 +40,7 @@ class OriginalEncoding(NamedTuple):
     tokens_blh: Tensor
 
 
-class Original:
+class FrozenEncoder:
     """A frozen model: a copy of the one before training, or a teacher. It is neither saved nor released.
 
     Objectives share a copy, and a view is encoded once per batch, however many objectives read it.
@@ -71,7 +71,7 @@ class Original:
         self.digest = tensors_digest(weights, module_settings(self.modules))
 
     @classmethod
-    def copy_of(cls, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> Original:
+    def copy_of(cls, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> FrozenEncoder:
         """Copy a model; the copy shares its word embeddings if they are frozen."""
         table: Any = encoder.get_input_embeddings()
         shared = {} if table.weight.requires_grad else {id(table): table}
@@ -86,7 +86,7 @@ class Original:
         return {name: value for name, value in vars(self).items() if name != "_encoded"}
 
     @torch.no_grad()
-    def __call__(self, encoding: Encoding) -> OriginalEncoding:
+    def __call__(self, encoding: Encoding) -> FrozenEncoding:
         """Encode the sentences of a view, without gradient; embeddings are truncated to the size of the view's own."""
         table: Any = self.encoder.get_input_embeddings()
         if table.weight.requires_grad:
@@ -99,8 +99,8 @@ class Original:
                 part.to(device=encoding.table_vh.device, dtype=encoding.table_vh.dtype)
             tokens_blh = token_states(self.encoder, encoding.mask_bl, input_ids=encoding.ids_bl)
             features = {"token_embeddings": tokens_blh, "attention_mask": encoding.mask_bl.long()}
-            self._encoded[encoding.ids_bl] = OriginalEncoding(self.modules(features)["sentence_embedding"], tokens_blh)
-        encoded: OriginalEncoding = self._encoded[encoding.ids_bl]
+            self._encoded[encoding.ids_bl] = FrozenEncoding(self.modules(features)["sentence_embedding"], tokens_blh)
+        encoded: FrozenEncoding = self._encoded[encoding.ids_bl]
         if encoding.sentence_bh is None:
             return encoded
         return encoded._replace(sentence_bh=encoded.sentence_bh[:, : encoding.sentence_bh.shape[1]])

@@ -12,7 +12,7 @@ from torch import Tensor
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import MetaphraseError, ModelError, UsageError
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.frozen import Original, OriginalEncoding
+from metaphrase.modeling.frozen import FrozenEncoder, FrozenEncoding
 from metaphrase.modeling.functional import at_least_float32, normalized
 from metaphrase.modeling.views import Side, TeacherSentence, View
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
@@ -161,7 +161,7 @@ class Anchor(Objective):
                 'docs/forgetting.md, "Learn from a teacher".'
             )
         modules: Any = tuple(model.children())
-        self.original, self.tokenizer = Original(modules[0].auto_model, modules[1:]), model.tokenizer
+        self.original, self.tokenizer = FrozenEncoder(modules[0].auto_model, modules[1:]), model.tokenizer
 
     def views(self) -> tuple[View, ...]:
         """Return the sides that are read, and those that the teacher reads."""
@@ -197,10 +197,10 @@ class Anchor(Objective):
         """The side of the original embeddings that those of a side are compared with."""
         return "target" if self.toward == "target" else side
 
-    def _original(self, encodings: Mapping[str, Encoding], side: Side) -> OriginalEncoding:
+    def _original(self, encodings: Mapping[str, Encoding], side: Side) -> FrozenEncoding:
         encoding = encodings[side if self.teacher is None else f"teacher-{side}"]
         if self.teacher is not None:
             ids_bl, mask_bl = encoding.features["ids"], encoding.features["mask"].bool()
             encoding = Encoding({"input_ids": ids_bl}, encoding.table_vh, mask_bl=mask_bl)
-        encoded: OriginalEncoding = self.original(encoding)
+        encoded: FrozenEncoding = self.original(encoding)
         return encoded._replace(sentence_bh=encoded.sentence_bh[:, : encodings[self._sides[0]].sentence_bh.shape[1]])

@@ -20,7 +20,7 @@ from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, Temperature, check_values, checked, hints_of, is_of_type
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.frozen import Original
+from metaphrase.modeling.frozen import FrozenEncoder
 from metaphrase.modeling.functional import gather_with_gradient
 from metaphrase.modeling.views import View, source_view, target_view
 
@@ -157,9 +157,9 @@ class HeadSources:
     embedding_size: int | None = None
 
     @cached_property
-    def original(self) -> Original:
+    def original(self) -> FrozenEncoder:
         """A frozen copy of the model, which all objectives share."""
-        return Original.copy_of(self.encoder, self.modules)
+        return FrozenEncoder.copy_of(self.encoder, self.modules)
 
     @cached_property
     def mlm_head(self) -> dict[str, Tensor] | None:
