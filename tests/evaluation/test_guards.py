@@ -324,12 +324,23 @@ def test_guards_are_measured_during_training(tiny_encoder, bitext, sts, tmp_path
     expected = [guard.measure(changed)["after"] / 100 for guard in guards]
     tiny_encoder.load_state_dict(changed.state_dict())  # trained in place
     metrics = evaluator(tiny_encoder, str(tmp_path / "eval"), epoch=0, steps=10)
-    assert list(metrics) == ["guard_structure", "guard_stsb"]
+    assert list(metrics) == ["guard_similarity_structure", "guard_stsb"]
     assert list(metrics.values()) == pytest.approx(expected)
     assert 0 < metrics[evaluator.primary_metric] < 0.99
     header, values = (tmp_path / "eval" / "guard_evaluation_results.csv").read_text().splitlines()
     assert header.split(",") == ["epoch", "steps", *metrics]
     assert values.split(",")[:2] == ["0", "10"]
+
+
+@pytest.mark.parametrize("names", [["dev"], ["a", "a"], ["similarity structure", "similarity_structure"]])
+def test_guards_with_the_same_name_do_not_replace_each_other(linear, names):
+    base, vector = linear
+    guards = [guard(name, dict.fromkeys(ALPHAS, row(0))) for name in names]
+    with pytest.raises(UsageError, match=f"two have the same name: dev, {', '.join(names)}. Rename one"):
+        choose_alpha(base, vector, guard("dev", dict.fromkeys(ALPHAS, row(1))), guards)
+    if len(names) > 1:
+        with pytest.raises(UsageError, match=f"two have the same name: {', '.join(names)}. Rename one"):
+            GuardEvaluator(guards)
 
 
 def test_a_single_item_cannot_be_halved(tmp_path):

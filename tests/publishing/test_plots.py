@@ -26,7 +26,7 @@ def test_learning_curves_are_finite_scalars_with_two_points():
     }
 
 
-@pytest.mark.parametrize("name", ["eval_sw_mean_accuracy", "eval_guard_structure"])
+@pytest.mark.parametrize("name", ["eval_sw_mean_accuracy", "eval_guard_similarity_structure"])
 def test_accuracies_and_guards_are_drawn_in_percent(name):
     figure = Figure()
     plots.draw_curves(figure, curves={"loss": [(1, 3.0), (3, 0.5)], name: [(2, 0.5), (3, 0.625)]})

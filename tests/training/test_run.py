@@ -385,8 +385,8 @@ def test_guards_are_measured_with_the_dev_sets_also_after_resuming(execute, sett
     options = {"recipe": "tr", "test": [], "dev": settings["test"], "guard": [str(sts)], "learning_rate": 0.05}
     options |= {"eval_steps": 1, "save_steps": 1, "save_total_limit": 0}
     whole = execute(**options)
-    assert [log.keys() for log in guard_log(whole)] == [{"eval_guard_structure", "eval_guard_sts"}] * 3
-    assert 0 < guard_log(whole)[-1]["eval_guard_structure"] < 0.99
+    assert [log.keys() for log in guard_log(whole)] == [{"eval_guard_similarity_structure", "eval_guard_sts"}] * 3
+    assert 0 < guard_log(whole)[-1]["eval_guard_similarity_structure"] < 0.99
     for log in whole.facts["log_history"]:
         assert log.get("eval_sequential_score") == log.get("eval_dev_mean_accuracy")
     for later in ("checkpoint-2", "checkpoint-3"):
@@ -494,8 +494,8 @@ def test_a_recipe_has_the_length_that_was_configured():
         ({"debias": "auto"}, "--debias auto needs data .* Pass folders with --guard, or a number"),
         ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),
         ({"debias": None}, "'debias' must be a whole number .* or 'auto', but is None"),
-        ({"guard": ["a/sts", "b/sts"]}, "--guard are called sts, sts. .* must differ from each other"),
-        ({"guard": ["a/structure"]}, "and from 'dev' and 'structure'. Rename a folder"),
+        ({"guard": ["a/sts", "b/sts"]}, "two have the same name: similarity structure, dev, sts, sts. Rename one"),
+        ({"guard": ["a/similarity structure"]}, "two have the same name: similarity structure, dev, similarity structure"),
         ({"debias": "most"}, "'debias' must be a whole number .* or 'auto', but is 'most'"),
         (
             {"metric_for_best_model": "eval_dev_mean_acuracy"},

@@ -29,7 +29,7 @@ from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import ENGLISH, TopicSet, evaluate_topics, load_topic_folder, topic_files
 from metaphrase.evaluation.sts import STS_FILE, STSSet, evaluate_sts, load_sts_folder
-from metaphrase.exceptions import DataError, MissingFileError, UsageError
+from metaphrase.exceptions import DataError, MissingFileError
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +64,6 @@ class LabelledData:
         """The distinct texts that an encoder embeds in a measurement, for the kinds of data that `load_guard_data` reads."""
         kind = next(kind for kind in _KINDS if kind.evaluate is self.evaluate)
         return list(dict.fromkeys(chain.from_iterable(map(kind.texts, self.sets.values()))))
-
-
-def check_folder_names(folders: Iterable[str]) -> None:
-    """Refuse folders of --dev and --guard whose results would have the same name."""
-    names = [Path(folder).resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        raise UsageError(
-            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one: results are stored by name."
-        )
 
 
 def load_guard_data(

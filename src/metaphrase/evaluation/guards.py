@@ -7,10 +7,11 @@ its whole interval lies above a red line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, takewhile
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encod
 from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.guard_data import LabelledData
 from metaphrase.evaluation.similarity_structure import similarity_structure
+from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import AtLeast0, checked
 from metaphrase.merging.projection import find_projection
 
@@ -45,13 +47,36 @@ class Guard:
     """A measurement of an encoder against the original.
 
     Attributes:
-        name: Name of the data.
+        name: Name of the data, or ``"similarity structure"``.
         measure: Takes an encoder and returns its ``before``, ``after``, ``difference`` and ``interval``, in percent and
             points, a ``verdict``, and whether it ``holds``.
     """
 
     name: str
     measure: Callable[[Any], dict[str, Any]]
+
+
+def metric_name(guard: str) -> str:
+    """The metric of a guard during training.
+
+    >>> metric_name("similarity structure")
+    'guard_similarity_structure'
+    """
+    return f"guard_{guard.replace(' ', '_')}"
+
+
+def check_guard_names(names: Iterable[str]) -> None:
+    """Refuse guards, and data of the gain, with the same name: one result would replace the other."""
+    names = list(names)
+    if len(set(map(metric_name, names))) < len(names):
+        raise UsageError(
+            f"Results of guards and dev data are stored by name, but two have the same name: {', '.join(names)}. Rename one."
+        )
+
+
+def check_guard_folders(folders: Iterable[str], dev: str = "dev") -> None:
+    """Refuse folders of --guard with the name of another one, of the dev data or of similarity structure."""
+    check_guard_names([STRUCTURE, *(Path(folder).resolve().name for folder in (dev, *folders))])
 
 
 class Change(Protocol):
@@ -222,22 +247,26 @@ def structure_guard(
 
 
 class GuardEvaluator(RecordedEvaluator):
-    """Guards during training: the metrics are the scores of the encoder, such as ``guard_structure`` and ``guard_stsb``.
+    """Guards during training: the metrics are the encoder's scores, ``guard_similarity_structure`` and e.g. ``guard_stsb``.
 
     They are fractions, like those of the other evaluators.
 
     Args:
         guards: Similarity structure and further guards, made with the encoder before training.
         **options: The other arguments of `RecordedEvaluator`.
+
+    Raises:
+        UsageError: Two guards have the same name.
     """
 
     kind = "guard"
-    metric = "guard_structure"
+    metric = metric_name(STRUCTURE)
     on_card = None  # the card has the guards of the release
 
     def __init__(self, guards: Sequence[Guard], **options: Any) -> None:
         super().__init__(**options)
-        self.guards = {f"guard_{one.name.removeprefix('similarity ')}": one for one in guards}
+        check_guard_names(one.name for one in guards)
+        self.guards = {metric_name(one.name): one for one in guards}
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -272,7 +301,11 @@ def choose_alpha(
         advance: Called with 1 after each weight.
         complete: Measure all weights. Otherwise, those after the first one above 0 whose guards do not hold are skipped,
             which does not change the choice.
+
+    Raises:
+        UsageError: Two measurements have the same name.
     """
+    check_guard_names(one.name for one in (gain, *guards))
     points: list[dict[str, Any]] = []
     for alpha in sorted({0.0, *alphas}):
         model = finish(vector.apply(base, alpha) if alpha else base)

@@ -18,8 +18,15 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import find_folder, load_encoder, split_vectors
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides
-from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, check_folder_names, load_guard_data
-from metaphrase.evaluation.guards import Guard, chance_in_words, changes_in_words, choose_alpha, data_guard
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, load_guard_data
+from metaphrase.evaluation.guards import (
+    Guard,
+    chance_in_words,
+    changes_in_words,
+    check_guard_folders,
+    choose_alpha,
+    data_guard,
+)
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, Range, checked
@@ -377,7 +384,7 @@ def _check(options: DebiasOptions) -> None:
             "--directions auto needs data that show the gain and the loss. Pass a folder of parallel sentences with --dev, "
             "and folders of other data with --guard."
         )
-    check_folder_names([options.dev, *options.guard])
+    check_guard_folders(options.guard, options.dev)
 
 
 def describe(result: Debiasing) -> str:

@@ -34,11 +34,12 @@ from metaphrase.encoders.loading import (
 )
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.evaluation.encoding import EncodingOptions
-from metaphrase.evaluation.guard_data import GUARD_FOLDERS, check_folder_names, load_guard_data
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS, load_guard_data
 from metaphrase.evaluation.guards import (
     ALPHAS,
     MAX_STRUCTURE_LOSS,
     AlphaCurve,
+    check_guard_folders,
     choose_alpha,
     data_guard,
     structure_guard,
@@ -406,7 +407,7 @@ def _check_choice(options: MergeOptions) -> None:
     if given and not auto:
         raise UsageError(f"--{given[0]} is a setting of --alpha auto. Pass it with --alpha auto, or omit it.")
     if options.dev is not None:
-        check_folder_names([options.dev, *options.guard])
+        check_guard_folders(options.guard, options.dev)
     names = [Path(path).name for path in options.texts]
     if len(set(names)) < len(names):
         raise UsageError(

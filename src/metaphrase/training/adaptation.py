@@ -29,7 +29,7 @@ from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder, repository_of
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
-from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS
+from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, check_guard_folders
 from metaphrase.evaluation.retention import collapse_in_words, verdict_in_words
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
@@ -41,7 +41,7 @@ from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
-from metaphrase.training.checks import check_directions, check_guards
+from metaphrase.training.checks import check_directions
 from metaphrase.training.configuration import STRUCTURE_LIMIT, RunConfig, flags_of
 from metaphrase.training.corpora import with_links
 from metaphrase.training.demo import demo_settings
@@ -203,7 +203,7 @@ class Adaptation:
         self.run: TrainingRun | None = None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError("An adaptation runs in one process. For several, use `metaphrase train`.")
-        check_guards(config.guard)
+        check_guard_folders(config.guard)
         check_directions(config.debias, config.guard, config.corpus)  # the dev pairs are part of the corpus
         check_folder(self.output, model=model_folder(config.model))
         recipe = Recipe.load(config.recipe)

@@ -83,8 +83,8 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
 
     >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "eval_runtime": 7.1, "total_flos": 0.0}, 10)
     'step 10, epoch 0.5: loss 1.235, learning rate 4e-05'
-    >>> log_line({"eval_guard_structure": 0.95, "eval_dev_mean_accuracy": 0.8125, "eval_dev_sw_accuracy": 0.5}, 10)
-    'step 10: dev mean accuracy 81.2 %, guard structure 95.0 %, dev sw accuracy 50.0 %'
+    >>> log_line({"eval_guard_stsb": 0.95, "eval_dev_mean_accuracy": 0.8125, "eval_dev_sw_accuracy": 0.5}, 10)
+    'step 10: dev mean accuracy 81.2 %, guard stsb 95.0 %, dev sw accuracy 50.0 %'
     """
     values = [
         f"{name.removeprefix('eval_').replace('_', ' ')} {_shown(name, value)}"

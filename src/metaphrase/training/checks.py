@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.monolingual import check_monolingual
+from metaphrase.evaluation.guards import check_guard_folders
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.environment import install_command
 from metaphrase.modeling.languages import LanguageEmbedding
@@ -42,7 +42,7 @@ def check_config(
     if config.merge == "auto" and not (config.dev if dev is None else dev):
         raise UsageError("--merge auto needs pairs to measure the gain: pass --dev, or a number with --merge.")
     check_directions(config.debias, config.guard, config.dev if dev is None else dev)
-    check_guards(config.guard)
+    check_guard_folders(config.guard)
     if config.guard and not ((config.dev if dev is None else dev) or (config.test if tests is None else tests)):
         raise UsageError("--guard is measured with the dev sets and the test sets: also pass --dev or --test.")
     find_files(config.corpus, **selected(config))
@@ -55,16 +55,6 @@ def check_directions(directions: Any, guard: Collection[str], dev: Collection[st
         raise UsageError(
             "--debias auto needs data that show what the removal of directions gains and loses. Pass folders with "
             f"{missing}, or a number with --debias."
-        )
-
-
-def check_guards(folders: Sequence[str]) -> None:
-    """Refuse guards whose results would have the same name."""
-    names = [Path(folder).resolve().name for folder in folders]
-    if len({*names, "dev", "structure"}) < len(names) + 2:
-        raise UsageError(
-            f"The folders of --guard are called {', '.join(names)}. Their results are stored under these names, which must "
-            "differ from each other, and from 'dev' and 'structure'. Rename a folder."
         )
 
 
