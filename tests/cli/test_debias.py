@@ -161,7 +161,10 @@ def test_the_number_of_directions_is_chosen(model, texts, measured, tmp_path, ca
     [
         (lambda measured: [], "needs data that show the gain and the loss"),
         (lambda measured: measured[:2], "needs data that show the gain and the loss"),
-        (lambda measured: [*measured[:2], "--guard", measured[1]], "have the same name: similarity structure, pairs, pairs."),
+        (
+            lambda measured: [*measured[:2], "--guard", measured[1]],
+            "have the same name: similarity structure, pairs, pairs.",
+        ),
         (lambda measured: ["--dev", measured[3], "--guard", measured[1]], "must be a folder of parallel sentences"),
         (lambda measured: [*measured, "--directions", "2"], "Pass them with --directions auto"),
         (lambda measured: ["--directions", "2", "--max_items", "5"], "--max_items is a setting of --directions auto"),

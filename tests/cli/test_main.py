@@ -257,14 +257,15 @@ def test_languages_of_texts_are_asked_for_before_torch_is_imported():
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({}, "1000"),
-        ({"OMP_WAIT_POLICY": "active"}, "None"),
-        ({"GOMP_SPINCOUNT": "5"}, "5"),
+        ({}, "1000 64"),
+        ({"OMP_WAIT_POLICY": "active"}, "None 64"),
+        ({"GOMP_SPINCOUNT": "5", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "7"}, "5 7"),
     ],
 )
-def test_threads_do_not_spin_unless_the_environment_decides_it(given, wanted):
-    code = "import os; from metaphrase.cli import main; main(['recipes']); print(os.environ.get('GOMP_SPINCOUNT'))"
-    unset = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+def test_threads_do_not_spin_and_few_kernels_are_kept_unless_the_environment_decides_it(given, wanted):
+    names = ("GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    code = f"import os; from metaphrase.cli import main; main(['recipes']); print(*map(os.environ.get, {names}))"
+    unset = {name: value for name, value in os.environ.items() if name not in (*names, "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=unset | given)
     assert done.stdout.splitlines()[-1] == wanted
 

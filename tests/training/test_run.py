@@ -495,7 +495,10 @@ def test_a_recipe_has_the_length_that_was_configured():
         ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),
         ({"debias": None}, "'debias' must be a whole number .* or 'auto', but is None"),
         ({"guard": ["a/sts", "b/sts"]}, "two have the same name: similarity structure, dev, sts, sts. Rename one"),
-        ({"guard": ["a/similarity structure"]}, "two have the same name: similarity structure, dev, similarity structure"),
+        (
+            {"guard": ["a/similarity structure"]},
+            "two have the same name: similarity structure, dev, similarity structure",
+        ),
         ({"debias": "most"}, "'debias' must be a whole number .* or 'auto', but is 'most'"),
         (
             {"metric_for_best_model": "eval_dev_mean_acuracy"},

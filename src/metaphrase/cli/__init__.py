@@ -19,7 +19,7 @@ from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
 from metaphrase.cli.output import result_stream, session
 from metaphrase.exceptions import MetaphraseError, UsageError
 from metaphrase.io.configuration import did_you_mean
-from metaphrase.io.environment import versions
+from metaphrase.io.environment import flush_denormals, set_variables, versions
 from metaphrase.io.redaction import redact, visible, without_tokens
 
 __all__ = ["COMMANDS", "main", "parse"]
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = arguments.pop(0) if arguments else "--help"
     _open_closed_streams()
     stdout = sys.stdout  # a command redirects it
-    _spin_briefly()
+    set_variables()
     with session():
         try:
             return _run(name, [*arguments, *flags])
@@ -117,8 +117,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UsageError(f"Unknown command {name!r}{did_you_mean(name, COMMANDS)}. See `metaphrase --help`.")
     command = import_module(f"metaphrase.cli.{name}")
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers
+    if "torch" in sys.modules:  # commands that import it later call the function themselves
+        flush_denormals()
     try:
         return int(command.run(arguments))
     except SystemExit as end:
@@ -144,15 +144,6 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
-
-
-def _spin_briefly() -> None:
-    """Let OpenMP's threads spin only briefly: spinning threads take CPUs from other programs, and from threads they wait for.
-
-    docs/speed.md has the effect alone and beside another program. OpenMP reads the variable when torch is imported.
-    """
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _is_of_the_network(error: Exception) -> bool:

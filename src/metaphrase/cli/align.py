@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from rich.table import Table
 
+from metaphrase.aligners import STATISTICAL
 from metaphrase.aligners.linking import AlignmentReport
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files, align_lines
@@ -20,6 +21,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.writing import text_writer
 from metaphrase.exceptions import UsageError
 from metaphrase.io.counts import counted
+from metaphrase.io.environment import flush_denormals
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.tables import titled_table
 from metaphrase.io.work_folders import work_folder_of
@@ -42,6 +44,8 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase align", [AlignOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     options.languages = split_languages(options.languages, keep_scripts=True)
     options.check()
+    if options.aligner not in STATISTICAL:
+        flush_denormals()  # it imports torch, which statistical aligners do without
     return _align_stdin(options) if options.reads_lines else _align_files(options)
 
 

@@ -9,6 +9,7 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
 from metaphrase.cli.push_options import PushPairsOptions
 from metaphrase.io.counts import counted
+from metaphrase.io.environment import flush_denormals
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 
 if TYPE_CHECKING:
@@ -36,12 +37,10 @@ def run(argv: Sequence[str]) -> int:
     options.check()  # before slow imports
     engine.check()
     hub.check(options.output, engine)
-    import torch
-
     from metaphrase.cli.tables import text_histogram
     from metaphrase.mining.workflow import mine_files
 
-    torch.set_flush_denormal(True)
+    flush_denormals()
     console = notes()
     hub.create(options.output, console.print)
     with progress(console) as begin:

@@ -12,6 +12,7 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.configuration import option
+from metaphrase.io.environment import flush_denormals
 from metaphrase.io.redaction import without_tokens
 
 DESCRIPTION = (
@@ -61,6 +62,7 @@ def run(argv: Sequence[str]) -> int:
     _check(options, is_vector=vector, is_corpus=corpus)
     from metaphrase.publishing import hub, merging  # imported after the options are parsed: it takes seconds
 
+    flush_denormals()
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
     if vector or options.vector:
         bits: Literal[16, 8, 4] = options.bits or 8

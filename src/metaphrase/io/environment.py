@@ -82,18 +82,38 @@ def has_bfloat16_instructions() -> bool:
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def prepare_process() -> None:
-    """Set up the process of a program.
+def set_variables() -> None:
+    """Set environment variables of the libraries that compute on CPUs, unless they are set.
 
-    This package's lines are logged to stderr; of several processes, only the first one logs more than warnings. Denormal
-    numbers, which are slow on CPUs, are flushed to 0. oneDNN, which computes bfloat16 on CPUs, keeps the kernels of fewer
-    shapes: batches differ in shape, so its default of 1,024 kernels takes gigabytes of memory in training, and few of them
-    are used again.
+    OpenMP's threads spin only briefly: spinning threads take CPUs from other programs, and from threads they wait for.
+    docs/speed.md has the effect alone and beside another program. OpenMP reads the variable when torch is imported.
+
+    oneDNN, which computes bfloat16, keeps the kernels of fewer shapes: batches differ in shape, so its default of 1,024
+    kernels takes gigabytes of memory in training, and few of them are used again. The first operation reads the variable.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def flush_denormals() -> None:
+    """Flush denormal numbers to 0: peaked softmaxes produce them, and CPUs are 45 times slower with them.
+
+    Threads inherit the setting, so this comes before any computation.
     """
     import torch
 
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # read by the first operation
+    torch.set_flush_denormal(True)
+
+
+def prepare_process() -> None:
+    """Set up the process of a program.
+
+    This package's lines are logged to stderr; of several processes, only the first one logs more than warnings. See also
+    `set_variables` and `flush_denormals`.
+    """
+    set_variables()
+    flush_denormals()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     first = os.environ.get("RANK", "0") == "0"
     logging.getLogger("metaphrase").setLevel(logging.INFO if first else logging.WARNING)
-    torch.set_flush_denormal(True)

@@ -44,6 +44,7 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, DataMismatchError, StorageError, UsageError, WorkerError
 from metaphrase.io.digests import encoder_digest
+from metaphrase.io.environment import flush_denormals
 from metaphrase.io.work_folders import MANIFEST
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.search import Rows, faiss
@@ -470,7 +471,7 @@ def _threads() -> Iterator[None]:
     kinds = [(torch.get_num_threads, torch.set_num_threads)]
     kinds += [(faiss.omp_get_max_threads, faiss.omp_set_num_threads)] if faiss is not None else []
     before = [get() for get, _ in kinds]
-    torch.set_flush_denormal(True)
+    flush_denormals()
     try:
         for _, put in kinds:
             put(count)

@@ -26,7 +26,7 @@ from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.io.arguments import AtLeast0, Count, checked
 from metaphrase.io.counts import counted
-from metaphrase.io.environment import has_bfloat16_instructions
+from metaphrase.io.environment import flush_denormals, has_bfloat16_instructions
 from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
@@ -189,7 +189,7 @@ def step_seconds(
 
     The model and the random number generators are restored.
     """
-    torch.set_flush_denormal(True)  # as the run does
+    flush_denormals()  # as the run does
     with restored(model):
         torch.manual_seed(seed)
         if freeze:

@@ -41,7 +41,7 @@ from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.counts import counted
-from metaphrase.io.environment import hardware, has_bfloat16_instructions, versions
+from metaphrase.io.environment import flush_denormals, hardware, has_bfloat16_instructions, versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
 from metaphrase.io.redaction import hide, without_tokens
@@ -240,7 +240,7 @@ class TrainingRun:
     @contextmanager
     def claim_output(self) -> Iterator[None]:
         """Keep other processes out of the output folder, and choose the checkpoint to resume from."""
-        torch.set_flush_denormal(True)  # peaked softmaxes produce denormal numbers, on which CPUs are 45 times slower
+        flush_denormals()
         with ExitStack() as stack:
             with self.arguments.main_process_first(local=False, desc="choice of a checkpoint"):
                 if self.is_main_process:
