@@ -152,7 +152,8 @@ def test_baseline_from_a_file(data, loaded, tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(["--bf16"], []), ([], ["--bf16"]), ([], [])])
-def test_a_baseline_in_another_precision_is_noted(data, loaded, tmp_path, capsys, before, after):
+def test_a_baseline_in_another_precision_is_noted(data, loaded, tmp_path, capsys, monkeypatch, before, after):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     file = str(tmp_path / "before.json")
     assert main(["evaluate", "weak", "--data", str(data), "--output", file, *before]) == 0
     capsys.readouterr()
@@ -160,6 +161,17 @@ def test_a_baseline_in_another_precision_is_noted(data, loaded, tmp_path, capsys
     this, that = ("bfloat16", "float32") if after else ("float32", "bfloat16")
     said = f"this evaluation is in {this}, but the baseline of data was measured in {that}, which changes"
     assert (said in " ".join(capsys.readouterr().err.split())) == (before != after)
+
+
+def test_bfloat16_is_ignored_where_it_is_slow(tiny_encoder_dir, sets, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert command(tiny_encoder_dir, sets / "tatoeba", tmp_path, "--bf16") == 0
+    assert "bf16 is disabled" in caplog.text
+    first = json.loads((tmp_path / "kept" / "results.json").read_text())
+    assert first["settings"]["bf16"] is False
+    monkeypatch.setattr(running, "describe_protocol", None)  # nothing is measured again
+    assert command(tiny_encoder_dir, sets / "tatoeba", tmp_path) == 0
+    assert json.loads((tmp_path / "kept" / "results.json").read_text())["scores"] == first["scores"]
 
 
 def test_a_single_folder_is_cached_as_one_benchmark(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 from datatrove.pipeline.base import PipelineStep
 
 from metaphrase.cli import main
@@ -67,6 +68,16 @@ def test_results_do_not_depend_on_the_tasks(mine, tmp_path, options):
     if os.environ["OMP_NUM_THREADS"] == "1":
         assert plain == one
         assert shards(tmp_path / "mined.tsv.partial") == shards(tmp_path / "1")
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_bfloat16_is_ignored_on_a_machine_where_it_is_slow(mine, tmp_path, monkeypatch, caplog, able):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": able})
+    exact = mine()
+    for options in ([], LOCAL):
+        assert (mine("--bf16", *options) == exact) is not able
+        assert ("bf16 is disabled" in caplog.text) is not able
+        assert json.loads((tmp_path / "mined.tsv.json").read_text())["settings"]["bf16"] is able
 
 
 def test_the_default_storage_is_deleted_at_the_end(mine, tmp_path):

@@ -28,7 +28,15 @@ from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOption
 from metaphrase.mining.output import DECIMALS, histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
-from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, load_rows, make_shards, work_manifest
+from metaphrase.mining.shards import (
+    SIDES,
+    check_engine,
+    load_neighbours,
+    load_rows,
+    make_shards,
+    prepare_search,
+    work_manifest,
+)
 from metaphrase.modeling.bulk import distinct_texts
 
 logger = logging.getLogger(__name__)
@@ -87,8 +95,8 @@ def filter_corpus(
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
-    search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
+    search = prepare_search(search, engine)
     options.check()
     check_engine(engine)
     check_device(search.search_device, here=engine.executor is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -165,6 +165,7 @@ class EngineOptions:
         "Further arguments of datatrove's executor as KEY=VALUE, such as partition=cpu time=04:00:00 cpus_per_task=4. "
         "slurm requires partition and time.",
     )
+    is_last: bool = field(default=False, metadata={"internal": True})
 
     @property
     def arguments(self) -> dict[str, Any]:

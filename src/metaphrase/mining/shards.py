@@ -29,7 +29,7 @@ from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neig
 from metaphrase.mining.sentences import Sentences
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import packed
-from metaphrase.modeling.precision import bfloat16
+from metaphrase.modeling.precision import bfloat16, usable_bfloat16
 
 SIDES = ("source", "target")
 #: Queries whose exact neighbours measure the recall of an approximate search.
@@ -217,6 +217,13 @@ def check_engine(engine: EngineOptions) -> None:
         check_settings(engine)
 
 
+def prepare_search(search: SearchOptions | None, engine: EngineOptions) -> SearchOptions:
+    """The options, by default their defaults. On this machine, ``bf16`` is disabled where float32 is faster."""
+    search = SearchOptions() if search is None else search
+    is_here = engine.executor in (None, "local") and not engine.is_last
+    return replace(search, bf16=usable_bfloat16(wanted=search.bf16)) if is_here else search
+
+
 def make_shards(
     model: SentenceTransformer,
     texts: Iterable[tuple[str, Sequence[str]]],
@@ -257,5 +264,5 @@ def make_shards(
     counts = {side: len(Sentences.write(work / side, partial(iter, of_side))) for side, of_side in texts}
     encoder = encoder_digest(model, resolve_prompt(model, search.prompt_name))
     given = Work(engine.storage or str(work.resolve()), search, encoder, counts, pools)
-    last = partial(finish, replace(engine, executor="local", executor_args=[]))
+    last = partial(finish, replace(engine, executor="local", executor_args=[], is_last=True))
     return run_stages(engine, given, work, with_rows=with_rows, finish=last, note=note)

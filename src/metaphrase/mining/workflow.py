@@ -30,7 +30,7 @@ from metaphrase.mining.output import DECIMALS, draw_histogram, histogram, quanti
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, make_shards, work_manifest
+from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, make_shards, prepare_search, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,8 @@ def mine_files(
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
-    search = SearchOptions() if search is None else search
     engine = EngineOptions() if engine is None else engine
+    search = prepare_search(search, engine)
     options.check()
     check_engine(engine)
     check_device(search.search_device, here=engine.executor is None)

@@ -14,6 +14,18 @@ from metaphrase.io.environment import has_bfloat16_instructions
 logger = logging.getLogger(__name__)
 
 
+def usable_bfloat16(*, wanted: bool, on_cpu: bool | None = None) -> bool:
+    """Whether to compute in bfloat16: if it is wanted, but not on a CPU without instructions for it, which is logged.
+
+    ``on_cpu`` is by default whether there is no accelerator.
+    """
+    on_cpu = not torch.accelerator.is_available() if on_cpu is None else on_cpu
+    if wanted and on_cpu and not has_bfloat16_instructions():
+        logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
+        return False
+    return wanted
+
+
 def bfloat16(module: nn.Module, *, enabled: bool = True) -> torch.autocast:
     """Compute in bfloat16 on the device of a module inside this block: about twice as fast where the hardware supports it.
 

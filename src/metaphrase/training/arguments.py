@@ -23,8 +23,9 @@ from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
 from metaphrase.io.configuration import did_you_mean, option
 from metaphrase.io.counts import counted
-from metaphrase.io.environment import has_bfloat16_instructions, install_command
+from metaphrase.io.environment import install_command
 from metaphrase.io.training_ranges import TrainingRanges, select_device
+from metaphrase.modeling.precision import usable_bfloat16
 from metaphrase.objectives import Objective
 from metaphrase.training.sampling import Batches, parts_of
 
@@ -131,9 +132,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     def __post_init__(self) -> None:
         self.bf16 = bool(self.bf16)
         select_device(self)
-        if self.bf16 and self.use_cpu and not has_bfloat16_instructions():
-            logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
-            self.bf16 = False
+        self.bf16 = usable_bfloat16(wanted=self.bf16, on_cpu=self.use_cpu)
         if getattr(self, "fp16", False) and self.use_cpu:
             logger.warning("float16 requires a GPU: fp16 is disabled. On a CPU, use --bf16.")
             self.fp16 = False

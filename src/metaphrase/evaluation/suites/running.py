@@ -42,7 +42,7 @@ from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claim_folder
 from metaphrase.io.tables import titled_table
 from metaphrase.io.work_folders import read_part, write_part
-from metaphrase.modeling.precision import bfloat16
+from metaphrase.modeling.precision import bfloat16, usable_bfloat16
 
 logger = logging.getLogger(__name__)
 
@@ -277,6 +277,7 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
     """Measure some encoders and the baseline."""
     for line in options.check():
         note(line)
+    options = replace(options, bf16=usable_bfloat16(wanted=options.bf16))
     start = time.perf_counter()
     benchmarks, missing = find_benchmarks(options.data, options.suites, options, SAMPLES.get(options.suite, {}))
     if not benchmarks:
