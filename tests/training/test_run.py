@@ -591,7 +591,7 @@ def test_the_library_builds_and_parses_no_command_line():
 def test_pairs_that_are_trained_on_or_chosen_by_are_reported(caplog):
     tests = {"news": {"sw": ParallelSet("sw", ("a", "b"), ("x", "y"))}}
     dev = {"sw": ParallelSet("sw", ("b",), ("z",))}
-    trained = Dataset.from_dict({"source": ["A"], "target": ["q"]})
+    trained = Dataset.from_dict({"source": ["A", "b"], "target": ["q", "r"], "source_lang": ["sw", "te"]})
     assert leakage(trained, dev, tests) == [{"data": "news", "pairs": 2, "shared": 1}]
     assert "1 of the 2 pairs of the test set news share a sentence with the training corpus" in caplog.text
     assert "1 of the 2 pairs of the test set news share a sentence with the dev pairs" in caplog.text

@@ -26,6 +26,7 @@ from metaphrase.corpus.identification import (
     language_name,
     related,
 )
+from metaphrase.corpus.overlap import shared_sentences
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import EXAMPLES, CorpusReport
@@ -411,30 +412,19 @@ def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
 def check_leakage(
     train: Mapping[str, ParallelSet], test: Mapping[str, ParallelSet], *, strict: bool = False
 ) -> list[Finding]:
-    """Check for test sentences that also occur in the training corpus.
-
-    Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width. Sources are
-    searched in the training corpus of the same language, in any script, targets in the targets of all languages.
+    """Check for test sentences that also occur in the training corpus; see `metaphrase.corpus.overlap.shared_sentences`.
 
     A share of such sentences above `LEAKAGE` is an error, and a smaller one a warning; if ``strict``, a single one is an
     error.
     """
-    known_targets = {normalised(text) for pairs in train.values() for text in pairs.targets}
+    shared = iter(shared_sentences(train, test))
     findings = []
     for language, tested in test.items():
-        trained = [pairs for code, pairs in train.items() if bare_language(code) == bare_language(language)]
-        sources = [normalised(text) for pairs in trained for text in pairs.sources]
-        targets = [normalised(text) for pairs in trained for text in pairs.targets]
-        known_sources, known_pairs = set(sources), set(zip(sources, targets, strict=True))
-        leaked: list[tuple[str, str]] = []
         counts: Counter[str] = Counter()
-        for pair in zip(tested.sources, tested.targets, strict=True):
-            source, target = map(normalised, pair)
-            sides = source in known_sources, target in known_targets
-            counts["source"] += sides[0]
-            counts["target"] += sides[1]
-            counts["pair"] += (source, target) in known_pairs
-            if any(sides):
+        leaked: list[tuple[str, str]] = []
+        for pair, known in zip(zip(tested.sources, tested.targets, strict=True), shared, strict=False):
+            counts.update({part: int(found) for part, found in known._asdict().items()})
+            if any(known):
                 leaked.append(pair)
         if leaked:
             n = len(tested.sources)

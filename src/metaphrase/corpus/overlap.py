@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
-from datasets import Dataset, IterableDataset
-
+from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.text import normalised
 
 
+class Shared(NamedTuple):
+    """Whether the source of a pair, its target, and the whole pair occur in a corpus."""
+
+    source: bool
+    target: bool
+    pair: bool
+
+
+def shared_sentences(train: Any, test: Any) -> list[Shared]:
+    """For each test pair, what of it occurs in the training corpus, on the same side.
+
+    Sources are searched among the sources in the same language, in any script or region: that languages have a sentence in
+    common, such as a name or a number, does not show that its translation was trained on. Targets are searched among all
+    targets. Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width.
+
+    Args:
+        train: The training corpus: a data set with ``source``, ``target`` and ``source_lang``, or pairs by source language.
+        test: The test pairs, likewise.
+    """
+    tested = [*_keys(test)]
+    wanted = [set(side) for side in zip(*tested, strict=True)]
+    trained: list[set[Hashable]] = [set() for _ in wanted]  # of the tested: all of the corpus may not fit into memory
+    for keys in _keys(train):
+        for key, side, known in zip(keys, wanted, trained, strict=False):
+            if key in side:
+                known.add(key)
+    return [Shared(*(key in known for key, known in zip(keys, trained, strict=True))) for keys in tested]
+
+
 def overlap(train: Any, test: Any) -> int:
-    """Count the test pairs with a sentence that also occurs in the training corpus, on the same side.
+    """Count the test pairs with a side that also occurs in the training corpus; see `shared_sentences`.
 
-    Sentences are compared after NFKC, case folding and joining of whitespace, without characters of no width. Both arguments
-    are rows with ``source`` and ``target``: a data set or an iterable of mappings.
-
-    >>> overlap([{"source": "Habari", "target": "Hello"}], [{"source": "Jambo", "target": "HELLO"}])
+    >>> from metaphrase.corpus.parallel import ParallelSet
+    >>> train = {"sw": ParallelSet("sw", ("Habari",), ("Hello",))}
+    >>> overlap(train, {"te": ParallelSet("te", ("Habari", "హలో"), ("News", "HELLO"))})
     1
     """
-    pairs = [(normalised(source), normalised(target)) for source, target in _texts(test)]
-    tested = {source for source, _ in pairs}, {target for _, target in pairs}
-    trained: tuple[set[str], set[str]] = (
-        set(),
-        set(),
-    )  # of the tested sentences: all of the corpus may not fit into memory
-    for pair in _texts(train):
-        for side, known, text in zip(tested, trained, map(normalised, pair), strict=True):
-            if text in side:
-                known.add(text)
-    return sum(any(text in known for known, text in zip(trained, pair, strict=True)) for pair in pairs)
+    return sum(one.source or one.target for one in shared_sentences(train, test))
 
 
-def _texts(rows: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(rows, Dataset | IterableDataset):
-        for batch in rows.select_columns(["source", "target"]).iter(batch_size=1000):
-            yield from zip(batch["source"], batch["target"], strict=True)
-    else:
-        yield from ((row["source"], row["target"]) for row in rows)
+def _keys(pairs: Any) -> Iterator[tuple[Hashable, Hashable, Hashable]]:
+    """By what the source of each pair, its target, and the whole pair are compared."""
+    bare = cache(bare_language)
+    for language, *texts in _rows(pairs):
+        source, target = map(normalised, texts)
+        yield (bare(language), source), target, (bare(language), source, target)
+
+
+def _rows(pairs: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(pairs, Mapping):
+        for language, one in pairs.items():
+            yield from ((language, *texts) for texts in zip(one.sources, one.targets, strict=True))
+        return
+    columns = ["source_lang", "source", "target"]
+    for batch in pairs.select_columns(columns).iter(batch_size=1000):
+        yield from zip(*(batch[column] for column in columns), strict=True)

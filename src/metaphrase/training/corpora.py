@@ -173,26 +173,18 @@ def leakage(
     """
     found = []
     for name, sets in tests.items():
-        rows = _rows(sets)
-        if chosen := overlap(_rows(dev), rows):
+        pairs = sum(len(one.sources) for one in sets.values())
+        if chosen := overlap(dev, sets):
             logger.warning(
                 "%d of the %d pairs of the test set %s share a sentence with the dev pairs, by which settings are chosen.",
-                *(chosen, len(rows), name),
+                *(chosen, pairs, name),
             )
         if isinstance(dataset, IterableDataset):
             continue
-        if shared := overlap(dataset, rows):
+        if shared := overlap(dataset, sets):
             logger.warning(
                 "%d of the %d pairs of the test set %s share a sentence with the training corpus: do not trust its scores.",
-                *(shared, len(rows), name),
+                *(shared, pairs, name),
             )
-        found.append({"data": name, "pairs": len(rows), "shared": shared})
+        found.append({"data": name, "pairs": pairs, "shared": shared})
     return found or None
-
-
-def _rows(sets: Mapping[str, ParallelSet]) -> list[dict[str, str]]:
-    return [
-        {"source": source, "target": target}
-        for one in sets.values()
-        for source, target in zip(one.sources, one.targets, strict=True)
-    ]
