@@ -355,15 +355,13 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
     return facts
 
 
-def read_answers(
-    path: str | Path, after: Collection[str] = (), before: Collection[str] | None = None
-) -> dict[str, Any]:
+def read_answers(path: str | Path, after: Collection[str], before: Collection[str]) -> dict[str, Any]:
     """The table of question and answer languages in the output of `metaphrase evaluate`, of the model and its baseline.
 
     Args:
         path: The JSON file. Of the results of several encoders, those of the model are read.
         after: The `model_hash` of the model; the results of other encoders are refused.
-        before: That of the baseline; the table of another baseline is omitted. None for any baseline.
+        before: That of the baseline, or nothing without one; the table of another baseline is omitted.
 
     Returns:
         ``languages``, and a matrix of mAP in percent for ``after`` and, with a baseline, ``before``: a row for each language
@@ -376,7 +374,7 @@ def read_answers(
     with damage_in(path):
         content = read_json(path)
         models = content.get("models", [content])
-        fitting = [one for one in models if not after or one.get("model_hash") in (None, *after)]
+        fitting = [one for one in models if one.get("model_hash") in (None, *after)]
         if not fitting:
             measured = ", ".join(f"{one['model']} ({one['model_hash'][:8]})" for one in models)
             expected = ", ".join(one[:8] for one in after)
@@ -384,8 +382,8 @@ def read_answers(
                 f"{path} must have results of this model ({expected}), but has those of {measured}. Evaluate the model with "
                 "its own settings: `metaphrase evaluate RUN --suite answer-retrieval --data FOLDER --output FILE`."
             )
-        baseline = content.get("baseline") or {}
-        if before is not None and baseline.get("model_hash") not in (None, *before):
+        baseline: dict[str, Any] = (content.get("baseline") if before else None) or {}
+        if baseline.get("model_hash") not in (None, *before):
             logger.warning("%s has another baseline, %s, whose answers are not shown.", path, baseline.get("model"))
             baseline = {}
         scores = {"before": baseline.get("scores", {}), "after": fitting[0]["scores"]}

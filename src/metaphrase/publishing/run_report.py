@@ -144,7 +144,7 @@ def report_run(
     subjects = _load_subjects(options, facts, earlier)
     answers = None
     if options.evaluation:
-        hashes = {side: subject.hashes for side, subject in subjects.items()}
+        hashes = {"before": [], **{side: subject.hashes for side, subject in subjects.items()}}
         answers = read_answers(options.evaluation, **hashes)
     tests = read_test_folders(options.data or default_folders(earlier, Path(options.run)))
     if facts.get("debias"):  # its directions were estimated on the other articles
