@@ -115,7 +115,11 @@ def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):
     runs = [write("my a"), write("b", seed=2, tests=("demo", "udhr"))]
     with pytest.raises(DataMismatchError, match="Not all runs were measured on udhr"):
         compare_runs(runs)
-    for content in ("{", "[]", '{"run": {}, "before": null, "after": {}}'):
+    facts = json.loads((runs[0] / "report.json").read_text())["run"]
+    lacking = [
+        json.dumps({"run": facts | {name: None}, "before": None, "after": {}}) for name in ("seed", "recipe", "files")
+    ]
+    for content in ("{", "[]", '{"run": {}, "before": null, "after": {}}', *lacking):
         (runs[0] / "report.json").write_text(content)
         with pytest.raises(
             DataError,

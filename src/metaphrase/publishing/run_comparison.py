@@ -27,10 +27,16 @@ _NOT_DISTINGUISHING = {"seed", "output_dir", "resume_from_checkpoint", "recipe",
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, as its ``report.json`` describes it; results are by test set."""
+    """A finished run, as its ``report.json`` describes it; results are by test set.
+
+    ``configuration`` is what runs of different seeds have in common.
+    """
 
     folder: Path
-    facts: Mapping[str, Any]
+    seed: int
+    recipe: str
+    model: str
+    configuration: str
     before: Mapping[str, Any]
     after: Mapping[str, Any]
 
@@ -44,26 +50,24 @@ class Run:
             )
         try:
             report = read_json(path)
-            run = cls(Path(folder), report["run"], report["before"] or {}, report["after"])
-            int(run.facts["seed"] + len(run.configuration))  # a damaged file is refused here
+            facts = report["run"]
+            known = int(facts["seed"]), str(facts["recipe"]["name"]), str(facts["model"]), _configuration(facts)
+            return cls(Path(folder), *known, report["before"] or {}, report["after"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{path} is damaged. Delete it, run `metaphrase report {shlex.quote(str(folder))} --data TEST_SETS`, and "
                 f"compare {Path(folder) / 'report'} in its place."
             ) from error
-        return run
 
-    @property
-    def configuration(self) -> str:
-        """What runs of different seeds have in common."""
-        facts = self.facts
-        common = [facts["recipe"], *(facts.get(name) for name in ("model", "steps", "batch_size"))]
-        files = [file["sha256"] or [file.get("path"), file.get("revision")] for file in facts["files"]]
-        settings = facts["settings"].items()
-        return json.dumps(
-            [common, files, {name: value for name, value in settings if name not in _NOT_DISTINGUISHING}],
-            sort_keys=True,
-        )
+
+def _configuration(facts: Mapping[str, Any]) -> str:
+    common = [facts["recipe"], *(facts.get(name) for name in ("model", "steps", "batch_size"))]
+    files = [file["sha256"] or [file.get("path"), file.get("revision")] for file in facts["files"]]
+    settings = facts["settings"].items()
+    return json.dumps(
+        [common, files, {name: value for name, value in settings if name not in _NOT_DISTINGUISHING}],
+        sort_keys=True,
+    )
 
 
 def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> list[dict[str, Any]]:
@@ -90,10 +94,10 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     runs = [Run.read(folder) for folder in dict.fromkeys(map(Path, folders))]
     distinct: dict[tuple[str, int], Run] = {}
     for run in runs:
-        same = distinct.setdefault((run.configuration, run.facts["seed"]), run)
+        same = distinct.setdefault((run.configuration, run.seed), run)
         if same is not run:
             raise UsageError(
-                f"{same.folder} and {run.folder} have the same configuration and the seed {run.facts['seed']}, so they are "
+                f"{same.folder} and {run.folder} have the same configuration and the seed {run.seed}, so they are "
                 "not independent. Pass one of them, or train with another seed."
             )
     base = _baseline(runs, baseline)
@@ -103,7 +107,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
             groups.setdefault(run.configuration, []).append(run)
     if not groups:
         raise UsageError("All runs have the configuration of the baseline. Pass runs of another configuration.")
-    recipes = [str(group[0].facts["recipe"]["name"]) for group in groups.values()]
+    recipes = [group[0].recipe for group in groups.values()]
     rows = []
     for recipe, group in zip(recipes, groups.values(), strict=True):
         label = recipe if recipes.count(recipe) == 1 else str(group[0].folder)
@@ -117,7 +121,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
         for test in dict.fromkeys(test for _, after in pairs for test in after):
             if any(test not in side for pair in pairs for side in pair):
                 raise DataMismatchError(f"Not all runs were measured on {test}. Pass the same --test folders to each.")
-            seeds = sorted(run.facts["seed"] for run in group)
+            seeds = sorted(run.seed for run in group)
             rows.append(
                 {"configuration": label, "test": test, "seeds": seeds} | _row([(a[test], b[test]) for a, b in pairs])
             )
@@ -125,7 +129,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
 
 
 def _baseline(runs: Sequence[Run], baseline: str) -> Run | None:
-    if baseline == BEFORE or all(run.facts["model"] == baseline for run in runs):
+    if baseline == BEFORE or all(run.model == baseline for run in runs):
         return None
     for run in runs:
         if run.folder.resolve() == Path(baseline).resolve():
@@ -140,9 +144,9 @@ def _reference(run: Run, runs: Sequence[Run], base: Run | None) -> Mapping[str, 
     """The results that a run is compared with: its own before training, or those of the baseline's run with its seed."""
     if base is None:
         return run.before
-    seed = run.facts["seed"]
+    seed = run.seed
     for other in runs:
-        if other.configuration == base.configuration and other.facts["seed"] == seed:
+        if other.configuration == base.configuration and other.seed == seed:
             return other.after
     raise UsageError(
         f"The baseline {base.folder} has no run with seed {seed}, but {run.folder} has. Train that run too."
