@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.encoders.positions import evaluating
 from metaphrase.exceptions import ModelError, ModelFileError, NonFiniteError
 from metaphrase.io.counts import first_names
 from metaphrase.io.files import read_json
@@ -125,10 +126,8 @@ def _vocabulary_sample(tokenizer: PreTrainedTokenizerBase) -> Iterable[str]:
 
 def check_embeddings(model: SentenceTransformer, name: str) -> None:
     """Check that the modules work together: embed two sentences."""
-    modes = {module: module.training for module in model.modules()}
-    embeddings_bh = model.encode(list(_SENTENCES), convert_to_tensor=True, show_progress_bar=False)
-    for module, training in modes.items():
-        module.training = training
+    with evaluating(model):
+        embeddings_bh = model.encode(list(_SENTENCES), convert_to_tensor=True, show_progress_bar=False)
     if embeddings_bh.ndim != 2 or len(embeddings_bh) != len(_SENTENCES):
         raise ModelFileError(f"{name} does not compute one embedding for each sentence.")
     if not torch.isfinite(embeddings_bh).all():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -32,20 +34,29 @@ def max_positions(encoder: PreTrainedModel) -> int | None:
     return held - first_position(encoder)
 
 
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluate a module inside this block. Afterwards, each of its parts is in its mode before the block."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
 def reads_positions(encoder: PreTrainedModel) -> bool:
     """Whether the states of an encoder depend on its position ids; not if it only has relative positions by distance."""
     if "position_ids" not in inspect.signature(encoder.forward).parameters:
         return False
     id_1l = torch.arange(4, device=encoder.device)[None]
     inputs = {"input_ids": id_1l, "attention_mask": torch.ones_like(id_1l)}
-    training = encoder.training
-    encoder.eval()
-    with torch.no_grad():
+    with evaluating(encoder), torch.no_grad():
         continuous, restarted = (
             encoder(**inputs, position_ids=position_1l + first_position(encoder)).last_hidden_state
             for position_1l in (id_1l, id_1l % 2)
         )
-    encoder.train(training)
     return not torch.equal(continuous, restarted)
 
 

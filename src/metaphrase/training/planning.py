@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.encoders.positions import evaluating
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.io.arguments import AtLeast0, Count, checked
@@ -241,17 +242,15 @@ def encoding_seconds(model: SentenceTransformer, groups: Sequence[tuple[Sequence
 @contextmanager
 def restored(model: SentenceTransformer) -> Iterator[None]:
     """Restore mode, gradients and frozen parameters of a model, and all random number generators."""
-    mode = model.training
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     python, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global generator is what is restored
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     try:
-        with torch.random.fork_rng(devices=list(devices)):
+        with evaluating(model), torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
         random.setstate(python)
         np.random.set_state(array)  # noqa: NPY002
-        model.train(mode)
         for parameter, requires_grad in zip(model.parameters(), trainable, strict=True):
             parameter.requires_grad_(requires_grad)
             parameter.grad = None
