@@ -88,14 +88,21 @@ def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
             "Gradient checkpointing is not supported for objectives that read attention. Remove --activation_checkpointing; "
             "--micro_batch_size saves more memory and yields the same gradient."
         )
-    before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader
-    encoder.set_attn_implementation(ATTENTION)
-    try:
+    with using_attention(encoder, ATTENTION):
         yield Observer()
+
+
+@contextmanager
+def using_attention(encoder: PreTrainedModel, name: str) -> Iterator[None]:
+    """Compute attention with a registered function inside this block."""
+    before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader
+    encoder.set_attn_implementation(name)
+    try:
+        yield
     finally:
         encoder.set_attn_implementation(before)
 
 
 def can_observe(encoder: PreTrainedModel) -> bool:
     """Whether an encoder supports the attention interface of transformers."""
-    return bool(getattr(encoder, "_supports_attention_backend", False))
+    return bool(encoder.is_backend_compatible())

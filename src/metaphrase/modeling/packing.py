@@ -28,6 +28,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from metaphrase.encoders.positions import first_position
+from metaphrase.modeling.attention import using_attention
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ def can_pack(encoder: PreTrainedModel) -> bool:
         return False
     parameters = inspect.signature(type(encoder).forward).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return bool(getattr(encoder, "_supports_attention_backend", False)) and "position_ids" in parameters and takes_any
+    return bool(encoder.is_backend_compatible()) and "position_ids" in parameters and takes_any
 
 
 @cache
@@ -291,15 +292,13 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
             padded["all_layer_embeddings"] = tuple(packing.pad(h[0]) for h in output["all_layer_embeddings"])
         return padded
 
-    before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader
     hooks = [
         transformer.register_forward_pre_hook(flatten, with_kwargs=True),
         transformer.register_forward_hook(pad, with_kwargs=True),
     ]
-    encoder.set_attn_implementation(ATTENTION)
     try:
-        yield True
+        with using_attention(encoder, ATTENTION):
+            yield True
     finally:
-        encoder.set_attn_implementation(before)
         for hook in hooks:
             hook.remove()
