@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.checks import read_corpus
@@ -46,6 +45,7 @@ from metaphrase.publishing.provenance import (
     as_list,
     find_card,
     hub_base,
+    read_card,
     stated,
     stated_license,
 )
@@ -301,14 +301,8 @@ def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[
     path = find_card(str(source or options.model), revision=hub_base(model, options.model)[1])
     if path is None:
         return {}, ""
-    content = path.read_text(encoding="utf-8-sig", errors="replace")
-    block = REGEX_YAML_BLOCK.search(content)
-    text = content[block.end() :] if block else content
-    try:
-        metadata = (yaml.safe_load(block[2]) if block else None) or {}
-    except yaml.YAMLError:
-        metadata = None
-    if not isinstance(metadata, dict):
+    metadata, text = read_card(path)
+    if metadata is None:
         logger.warning("The metadata of %s cannot be read. Add the licence to the new card.", path)
         metadata = {}
     if source is None:
