@@ -14,7 +14,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -28,7 +27,6 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
-from transformers.utils import cached_file
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
 from metaphrase.encoders.folders import (
@@ -472,27 +470,13 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     None if the checkpoint has no such head (E5, LaBSE), no ``model.safetensors``, or a head that is not laid out as BERT's
     or RoBERTa's.
     """
-    name, revision = split_revision(split_vectors(name)[0])
-    if (installed := installed_model(name)) is not None:
-        name, revision = str(installed.folder), None
-    elif Path(name).is_dir() and not is_local(name):  # transformers would look into the folder
-        with suppress(MetaphraseError):
-            name, revision = str(_download_model(name, revision)), None
     try:
-        weights = cached_file(
-            name,
-            WEIGHTS,
-            revision=revision,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except OSError as error:
-        if not isinstance(error.__cause__, HFValidationError):
-            raise
-        weights = None  # the folder of a model in memory that no longer exists
-    if weights is None or read_modules(name, Path(weights).parent)[0][1]:  # the encoder is in a subfolder
+        name, folder = find_folder(split_vectors(name)[0])
+    except MetaphraseError:  # the folder of a model in memory that no longer exists
         return None
-    with safe_open(weights, framework="pt") as tensors:
+    if not (folder / WEIGHTS).is_file() or read_modules(name, folder)[0][1]:  # the encoder is in a subfolder
+        return None
+    with safe_open(folder / WEIGHTS, framework="pt") as tensors:
         found = set(tensors.keys())
         for prefix, dense, norm in (
             ("cls.predictions.", "transform.dense", "transform.LayerNorm"),

@@ -16,7 +16,13 @@ from typing import TypeVar
 
 from httpx2 import HTTPError, Request, Response, Timeout, TransportError
 from huggingface_hub import constants, get_session, get_token, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+)
 
 from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, HubMissingError, MetaphraseError
 from metaphrase.io.redaction import hide, redact, visible
@@ -218,7 +224,7 @@ def _translated(error: Exception, repo_id: str, access: str, hint: str, given: s
         return HubConnectionError(f"The Hub could not be reached because HF_HUB_OFFLINE is set: unset it. {hint}")
     if (known := _known_fault(message, hint)) is not None:
         return known
-    if any(type(cause).__name__ == "GatedRepoError" for cause in causes):
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
         return HubAccessError(
             f"{repo_id} is gated, and {token} has no access to it ({status}): request access on its page, "
             f"{constants.ENDPOINT}/{repo_id}. {hint}"
