@@ -32,6 +32,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 
 from metaphrase.corpus import Corpus, load_corpus
 from metaphrase.corpus.files import find_files
+from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.corpus.writing import check_format, write_corpus
 from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
@@ -43,7 +44,6 @@ from metaphrase.io.files import read_json, write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
-from metaphrase.objectives.sentence_contrast import SEPARATOR
 
 #: Options on which the text does not depend, or only through the content of the files that they name.
 NOT_DECISIVE = {"corpus", "output", "device"}

@@ -19,7 +19,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import encoder_files, find_folder, load_encoder, load_vectors, split_vectors
-from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
+from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
 from metaphrase.evaluation.suites.benchmarks import (
