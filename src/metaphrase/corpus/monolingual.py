@@ -34,18 +34,16 @@ def check_monolingual(paths: Sequence[str | Path]) -> None:
 
 
 @checked
-def load_monolingual(
-    paths: str | Path | Sequence[str | Path], *, split: str = "train", max_chars: Count = MAX_CHARS
-) -> list[str]:
+def load_monolingual(paths: str | Path | Sequence[str | Path], *, max_chars: Count = MAX_CHARS) -> list[str]:
     r"""Read monolingual text as pairs of contiguous sentences.
 
     A file is plain or gzip UTF-8 text with one sentence a line and blank lines between documents. A Hub data set
-    ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded, has a column ``text``:
-    a row of several lines is a document; rows of one line are consecutive sentences, and empty rows separate documents.
+    ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded, by default of the split
+    ``train``, has a column ``text``: a row of several lines is a document; rows of one line are consecutive sentences, and
+    empty rows separate documents.
 
     Args:
         paths: The files and data sets.
-        split: Split of Hub data sets whose name states none.
         max_chars: Lines with more characters are skipped.
 
     Returns:
@@ -62,7 +60,7 @@ def load_monolingual(
     check_monolingual(names)
     texts: list[str] = []
     for name in map(str, names):
-        lines = _hub_lines(name, split) if is_hub_name(name) else read_lines(Path(name), max_chars)
+        lines = _hub_lines(name) if is_hub_name(name) else read_lines(Path(name), max_chars)
         before = len(texts)
         with unchanged([] if is_hub_name(name) else [PinnedFile.of(name)]):
             texts += _contiguous(_readable(lines, name, max_chars))
@@ -141,10 +139,10 @@ def _readable(lines: Iterable[tuple[int, str | BadLine]], name: str, max_chars: 
         logger.warning("%s: %d of %d lines were skipped; %s.", name, bad, read, first)
 
 
-def _hub_lines(name: str, split: str) -> Iterator[tuple[int, str | BadLine]]:
+def _hub_lines(name: str) -> Iterator[tuple[int, str | BadLine]]:
     """The lines of a Hub data set, with the numbers of their rows."""
     parsed = parse_hub_name(name)
-    rows = stream_rows(name, parsed.split or split, pin_revision(name, parsed.revision))
+    rows = stream_rows(name, parsed.split or "train", pin_revision(name, parsed.revision))
     for number, row in enumerate(rows, 1):
         if "text" not in row:
             raise CorpusError(f"{name} has no column 'text'; it has {', '.join(map(repr, row))}.")

@@ -45,6 +45,8 @@ _ANSWER_FILE = re.compile(r"(?P<language>[a-z]{2,3})\.json(\.gz)?")
 QUESTION_FILE = re.compile(
     r"(?:(?P<split>dev|test)-(?:context-)?|xquad\.)?(?P<language>[a-z]{2,3})(?:-question-(?P=language))?\.json(\.gz)?"
 )
+#: Maximum number of characters of a sentence that belongs to the next one, such as an abbreviation.
+_SHORTEST = 15
 _SENTENCE_END = re.compile(r"(?<=[.!?؟।۔።։။។])\s+|(?<=[。！？])")
 #: Number of similarities held in memory (64 MB).
 _CHUNK = 1 << 24
@@ -149,7 +151,7 @@ def load_questions(files: Mapping[str, Path]) -> dict[str, AnswerSet]:
     return {language: _read(path, language, split=True) for language, path in files.items()}
 
 
-def sentence_spans(text: str, shortest: int = 15) -> Iterator[tuple[int, int]]:
+def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
     """Sentences of a text, as start and exclusive end; very short ones belong to the next.
 
     >>> list(sentence_spans("Dr. Smith went home early. It rained."))
@@ -157,7 +159,7 @@ def sentence_spans(text: str, shortest: int = 15) -> Iterator[tuple[int, int]]:
     """
     start = 0
     for match in _SENTENCE_END.finditer(text):
-        if match.end() - start > shortest:
+        if match.end() - start > _SHORTEST:
             yield start, match.end()
             start = match.end()
     if start < len(text):

@@ -182,13 +182,13 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 @checked
-def verdict(difference: Finite, p_value: Share, *, alpha: Share = ALPHA) -> Verdict:
-    """Return the verdict on a difference: ``"tie"`` unless its (corrected) p-value is below ``alpha``.
+def verdict(difference: Finite, p_value: Share) -> Verdict:
+    """Return the verdict on a difference: ``"tie"`` unless its (corrected) p-value is below `ALPHA`.
 
     >>> verdict(2.5, 0.01), verdict(-2.5, 0.01), verdict(2.5, 0.2)
     ('better', 'worse', 'tie')
     """
-    if p_value >= alpha or difference == 0:
+    if p_value >= ALPHA or difference == 0:
         return "tie"
     return "better" if difference > 0 else "worse"
 

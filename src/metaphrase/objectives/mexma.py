@@ -104,15 +104,15 @@ def cross_unmasking(head: UnmaskingHead, sides: Sequence[Masked], table_vh: Tens
     return head.vocabulary(torch.cat(states), torch.cat(labels), table_vh, weights_k=torch.cat(weights))
 
 
-def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
+def koleo(embeddings_bh: Tensor) -> Tensor:
     """Kozachenko-Leonenko regulariser: increase the distance of each embedding to its nearest neighbour in the batch.
 
     ``-mean_i log(min_{j≠i} ‖x_i - x_j‖ + ε)`` of the normalised embeddings, as in DINOv2, without the constants of the
-    entropy estimate such as the batch size. Computed in float32 or wider.
+    entropy estimate such as the batch size. ε = 1e-8 keeps the logarithm finite for equal embeddings, whose gradient is 0.
+    Computed in float32 or wider.
 
     Args:
         embeddings_bh: Shape ``(batch, hidden)``.
-        epsilon: Keeps the logarithm finite for equal embeddings, whose gradient is 0.
 
     Returns:
         Scalar; a zero with a graph for a batch of one.
@@ -129,7 +129,7 @@ def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
         with torch.no_grad():
             nearest_b = (unit_bh @ unit_bh.T).fill_diagonal_(-torch.inf).argmax(dim=1)
         distance_b = torch.linalg.vector_norm(unit_bh - unit_bh[nearest_b], dim=-1)
-    return -(distance_b + epsilon).log().mean()
+    return -(distance_b + 1e-8).log().mean()
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
