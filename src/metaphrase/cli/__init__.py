@@ -148,7 +148,7 @@ def _open_closed_streams() -> None:
 
 def _is_of_the_network(error: Exception) -> bool:
     """Whether the Hub's HTTP client raised the error, such as for a broken connection. These errors are not OSErrors."""
-    return any(cls.__module__.split(".")[0] in ("httpx", "httpx2") for cls in type(error).__mro__)
+    return any(cls.__module__.split(".")[0] == "httpx2" for cls in type(error).__mro__)
 
 
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:

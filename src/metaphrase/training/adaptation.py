@@ -518,15 +518,12 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
         raise CheckpointError(
             f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or was damaged. {hint}"
         )
-    plan, before = Plan(**left["plan"]), left["asked"]
-    if "model" in before:
-        before["model"] = repository_of(before["model"])
-    if changed := differences(before, now):
+    if changed := differences(left["asked"], now):
         raise CheckpointError(
             f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. Use the original options to "
             f"resume it. {hint}"
         )
-    return plan
+    return Plan(**left["plan"])
 
 
 def write_data(folder: Path, splits: Splits, kept: Replayed) -> dict[str, Path]:
