@@ -52,7 +52,7 @@ _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 #: Lines that show which columns a file has.
 _PEEKED = 100
 #: Names of the columns that state the languages of a row.
-LANGUAGE_COLUMN = re.compile("(?:source|src|target|tgt|trg)_lang(?:uage)?", re.IGNORECASE)
+LANGUAGE_COLUMN = re.compile("(?:source|src|target|tgt|trg)_(?:lang|language)", re.IGNORECASE)
 _KEYS = "|".join([LANGUAGE_COLUMN.pattern, *OPTIONAL, "negative"])
 _KEY = re.compile(rf'(?<!\\)"\s*({_KEYS})\s*"\s*:(?!\s*null\b)', re.IGNORECASE)
 
