@@ -136,18 +136,21 @@ def license_metadata(licenses: Iterable[str], names: Iterable[str], links: Itera
 def card_metadata(name: str, *, repo_type: str = "model", revision: str | None = None) -> dict[str, Any]:
     """Return the metadata of the card of a model or of a data set; none if it cannot be read."""
     card = find_card(name, repo_type=repo_type, revision=revision)
-    return {} if card is None else read_card(card)[0] or {}
+    try:
+        return {} if card is None else read_card(card)[0] or {}
+    except OSError as error:
+        logger.debug("The card of %s could not be read: %s", name, error)
+        return {}
 
 
 def read_card(path: Path) -> tuple[dict[str, Any] | None, str]:
     """Read the metadata of a card, None if they are damaged, and the text below them."""
+    content = path.read_text(encoding="utf-8-sig", errors="replace")
+    block = REGEX_YAML_BLOCK.search(content)
     try:
-        content = path.read_text(encoding="utf-8-sig", errors="replace")
-        block = REGEX_YAML_BLOCK.search(content)
         metadata = (yaml.safe_load(block[2]) if block else None) or {}
-    except (OSError, yaml.YAMLError) as error:
-        logger.debug("The card %s could not be read: %s", path, error)
-        return None, ""
+    except yaml.YAMLError:
+        metadata = None
     return metadata if isinstance(metadata, dict) else None, content[block.end() :] if block else content
 
 
