@@ -274,7 +274,9 @@ def test_both_passes_are_one_call(make_loss, batch_of, bitext):
     assert len(calls) == 1
 
 
-def test_encoders_that_cannot_run_the_passes_are_refused(make_loss, tiny_encoder, tiny_xlmr, two_separators):
+def test_encoders_that_cannot_run_the_passes_are_refused(
+    make_loss, tiny_encoder, tiny_xlmr, two_separators, monkeypatch
+):
     make_loss("wa", max_length=40)  # [CLS] x [SEP] y [SEP]: 79 of 80 positions
     with pytest.raises(ValueError, match="up to 81 positions, but the encoder has 80"):
         make_loss("wa", max_length=41)
@@ -282,6 +284,6 @@ def test_encoders_that_cannot_run_the_passes_are_refused(make_loss, tiny_encoder
     WordAlignment(max_length=40).attach(xlmr)  # <s> x </s></s> y </s>: 80 positions
     with pytest.raises(ValueError, match="up to 82 positions, but the encoder has 81"):
         WordAlignment(max_length=41).attach(xlmr)
-    tiny_encoder[0].auto_model._supports_attention_backend = False
+    monkeypatch.setattr(type(tiny_encoder[0].auto_model), "_supports_attention_backend", False)
     with pytest.raises(ValueError, match="BertModel does not support the attention"):
         make_loss("wa")
