@@ -27,7 +27,8 @@ from metaphrase.io.environment import install_command
 from metaphrase.io.training_ranges import TrainingRanges, select_device
 from metaphrase.modeling.precision import usable_bfloat16
 from metaphrase.objectives import Objective
-from metaphrase.training.sampling import Batches, parts_of
+from metaphrase.training.recipe import Batches
+from metaphrase.training.sampling import parts_of
 
 logger = logging.getLogger(__name__)
 

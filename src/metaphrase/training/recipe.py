@@ -25,10 +25,12 @@ from metaphrase.io.files import RECIPES
 from metaphrase.io.training_ranges import TRAINING_RANGES
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import is_reference, parameters_of
-from metaphrase.training.sampling import Batches
 
 if TYPE_CHECKING:
     from metaphrase.objectives import Objective
+
+#: Which pairs are in the same batch.
+Batches = Literal["mixed", "language", "shared_target"]
 
 #: Settings of the optimisation, which the ``training`` section of a recipe may contain. Recipes are untrusted, so they do
 #: not set what is read, written, pushed or logged.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from sentence_transformers.sentence_transformer.training_args import BatchSample
 from torch.utils.data import BatchSampler
 
 from metaphrase.exceptions import UsageError
-
-#: Which pairs are in the same batch.
-Batches = Literal["mixed", "language", "shared_target"]
 
 #: Columns besides the two sentences that a kind of batches needs; mixed batches support streams, too.
 _COLUMNS: dict[str, tuple[str, ...]] = {"language": ("source_lang", "target_lang"), "shared_target": ()}
