@@ -271,8 +271,8 @@ TEST_SETS = {
     ),
     r"tatoeba": "`tatoeba`: Tatoeba v1 of LASER.",
     r"udhr": (
-        "`udhr`: the Universal Declaration of Human Rights. Its articles with odd numbers are the texts that "
-        "directions of language identity are found on."
+        "`udhr`: the Universal Declaration of Human Rights. Directions of language identity were estimated on its "
+        "articles with odd numbers."
     ),
     r".* xsim": "`xsim`: retrieval by ratio margin instead of cosine.",
     r".* xsim\+\+": (
@@ -344,7 +344,7 @@ def suites_table(content: dict[str, Any], *, described: bool = True) -> str:
     if described:
         lines += ["", "The test sets and measures:", ""]
         for pattern, words in TEST_SETS.items():
-            if any(re.match(rf"({pattern})\b|({pattern})$", name) for name in scores):
+            if any(re.match(rf"({pattern})(?![\w-])", name) for name in scores):
                 lines += textwrap.wrap(f"- {words}", 132, subsequent_indent="  ", break_on_hyphens=False)
     heads = ["accuracy in groups of languages", "xx→en, starter", "release", "en→xx, starter", "release"]
     lines += ["", *markdown(heads, "lr", of_groups)]

@@ -574,6 +574,8 @@ def test_a_difference_after_one_fine_tuning_is_marked(runs, verdict):
         text = console.export_text()
         assert verdict in text.partition("one run: fine-tuned once")[0]
         assert ("--finetuning_runs 3" in text) is (runs == 1)
+    tie = compare(before, before)
+    assert "finetuning_runs" not in str(render_table(before, before, tie).caption)
 
 
 def _tested(row):

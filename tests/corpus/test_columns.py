@@ -230,6 +230,38 @@ def test_columns_of_later_lines_are_read(tmp_path):
     assert load_corpus(path).dataset["negatives"] == ["", "fox ||| wolf"]
 
 
+@pytest.mark.parametrize("languages", [["te"], ["te", "ne"]])
+def test_json_lines_in_other_languages_are_skipped(tmp_path, languages):
+    records = [{code: f"{code} {at}", "en": f"word {at}"} for at in range(400) for code in ("te", "sw", "ne")]
+    path = write(tmp_path / "mixed.jsonl", "\n".join(map(json.dumps, records)) + "\n")
+    corpus = load_corpus(path, languages=languages)
+    assert languages_of(corpus) == {(code, "en") for code in languages}
+    assert len(corpus.dataset) == 400 * len(languages)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file_in_another_language_than_the_chosen_ones_is_skipped(tmp_path, streaming):
+    files = [table(tmp_path / f"{at}.csv", (code, "en"), ("neno", "word")) for at, code in enumerate(("te", "sw"))]
+    corpus = load_corpus(files, languages=["te", "ne"], streaming=True) if streaming else None
+    if streaming:
+        assert languages_of(corpus) == {("te", "en")}
+    else:
+        with pytest.raises(CorpusError, match="No pair was kept for ne"):
+            load_corpus(files, languages=["te", "ne"])
+
+
+def test_columns_that_no_file_has_are_refused(tmp_path):
+    named = {"source_column": "anchr", "target_column": "positve"}
+    with pytest.raises(CorpusError, match=r"no columns 'anchr' and 'positve'; found 'source', 'target'"):
+        load_corpus(tsv(tmp_path / "sw-en.tsv"), languages=["sw"], **named)
+    with pytest.raises(UsageError, match="moses files have no columns"):
+        load_corpus(moses_pair(tmp_path), languages=["sw"], **named)
+
+
+def test_a_pair_in_capitals_is_no_locale(tmp_path):
+    assert languages_of(load_corpus(tsv(tmp_path / "sw-EN.tsv"))) == {("sw", "en")}
+
+
 def test_files_without_the_columns_may_have_others(tmp_path):
     other, moses = tsv(tmp_path / "sw-en.tsv", PAIRS[:1]), moses_pair(tmp_path, pairs=PAIRS[1:2])
     columns = table(tmp_path / "x.csv", ("anchor", "positive"), PAIRS[2])

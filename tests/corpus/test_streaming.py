@@ -124,7 +124,7 @@ def test_a_chosen_language_that_a_stream_may_lack_is_reported(tmp_path, caplog):
     path = tsv(tmp_path / "x.tsv", [(*pair, "sw") for pair in PAIRS], "source\ttarget\tsource_lang")
     load_corpus(path, languages=["sw", "te"], streaming=True)
     assert [record.getMessage() for record in caplog.records] == [
-        "None of the first 100 pairs of each file is in 'te'."
+        "No pair in 'te' among the first 100 pairs of each file."
     ]
 
 

@@ -99,7 +99,9 @@ def test_a_digest_of_an_encoder_depends_on_its_architecture(tiny_encoder, tmp_pa
     for changed in ({"hidden_act": "relu"}, {"num_attention_heads": content["num_attention_heads"] // 2}):
         config.write_text(json.dumps(content | changed))
         assert encoder_digest(load_encoder(tmp_path / "copy")) != before
-    config.write_text(json.dumps(content | {"architectures": ["Other"]}))
+    config.write_text(
+        json.dumps(content | {"architectures": ["Other"], "use_cache": False, "hidden_dropout_prob": 0.3})
+    )
     assert encoder_digest(load_encoder(tmp_path / "copy")) == before
 
 

@@ -323,7 +323,7 @@ def test_buffers_that_a_step_changed_before_memory_ran_out_are_restored():
         return value
 
     inputs = {"source": {"input_ids": torch.zeros(4, 3)}}
-    settings = {"args": SimpleNamespace(world_size=1), "accumulating": False}
+    settings = {"args": SimpleNamespace(world_size=1), "accumulating": False, "logged": {"train": {}}}
     repeat_within_memory(step, model=nn.Linear(2, 2), loss=loss, inputs=inputs, **settings)
     assert torch.equal(*seen)
     assert norm.num_batches_tracked == 1

@@ -19,12 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from metaphrase.encoders.debiasing import without_directions
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import (
     MetaphraseError,
     MissingFileError,
@@ -124,6 +126,16 @@ def test_the_tuned_model_comes_back(tiny_encoder):
     for name, weight in tuned.state_dict().items():
         assert torch.allclose(merged.state_dict()[name], weight, rtol=1e-6, atol=1e-7), name
     assert merged.encode(["Guten Morgen"]) == pytest.approx(tuned.encode(["Guten Morgen"]), abs=1e-5)
+
+
+def test_an_optional_pooler_that_training_removed_is_no_difference(tiny_bert_dir):
+    module = Transformer(str(tiny_bert_dir), model_kwargs={"add_pooling_layer": True})
+    base = SentenceTransformer(modules=[module, Pooling(module.get_embedding_dimension())], device="cpu")
+    tuned = copy.deepcopy(base)
+    remove_pooler(tuned[0].auto_model)
+    with torch.no_grad():
+        tuned[0].auto_model.encoder.layer[0].output.dense.bias += 1
+    assert [*TaskVector.between(base, tuned).differences] == ["0.model.encoder.layer.0.output.dense.bias"]
 
 
 @pytest.mark.parametrize("normalised", [True, False])

@@ -159,7 +159,7 @@ def test_an_encoder_that_cannot_be_packed_is_padded(tiny_encoder, monkeypatch, c
     notice.cache_clear()
     for _ in range(2):
         assert_close(encode(tiny_encoder, TEXTS, tokens=24), tiny_encoder.encode(TEXTS))
-    assert caplog.messages == ["BertModel cannot run without padding; sentences are padded."]
+    assert caplog.messages == ["Sentences are padded for BertModel: it cannot run without padding."]
 
 
 def test_other_models_are_handed_on(tokenizer, tiny_encoder):

@@ -123,7 +123,7 @@ def test_an_encoder_without_positions_runs_padded(tiny_encoder, monkeypatch, cap
         with packed(model) as active:
             assert not active
             torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), padded)
-    assert caplog.messages == ["BertModel cannot run without padding; sentences are padded."]
+    assert caplog.messages == ["Sentences are padded for BertModel: it cannot run without padding."]
 
 
 @pytest.mark.parametrize("change", ["padding on the left", "a convolution"])

@@ -145,7 +145,7 @@ def test_the_command_prints_and_draws(write, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["rows"] == compare_runs(runs)
     assert plot.read_text().count("difference in points") == 2
     assert main(["compare", *map(str, runs), "--plot", str(tmp_path / "plot.doc")]) == 2
-    assert "--plot writes PNG, SVG or PDF, but got " in capsys.readouterr().err
+    assert "--plot requires a file name that ends in .png, .svg or .pdf, but got " in capsys.readouterr().err
 
 
 def test_runs_on_other_files_are_another_configuration(write):

@@ -40,9 +40,7 @@ def run(argv: Sequence[str]) -> int:
     """Compare the runs and print a table."""
     (options,) = parse("metaphrase compare", [CompareOptions], argv, description=SUMMARY, examples=EXAMPLES)
     if options.plot is not None and Path(options.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UsageError(
-            f"--plot writes PNG, SVG or PDF, but got {options.plot}. End the name of the file in .png, .svg or .pdf."
-        )
+        raise UsageError(f"--plot requires a file name that ends in .png, .svg or .pdf, but got {options.plot}.")
     check_files([options.plot], [])
     rows = compare_runs(options.runs, baseline=options.baseline)
     drawn = [f"Plot: {save_plot(rows, options.plot)}"] if options.plot else []

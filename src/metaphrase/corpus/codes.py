@@ -93,7 +93,7 @@ def script_of(language: str) -> str | None:
 def is_in_script(language: str, chosen: Iterable[str]) -> bool:
     """Whether the script of a language is among those of the codes `chosen`; a code without a script stands for all scripts.
 
-    Languages without a chosen code are in any script.
+    True for a language that no chosen code names.
 
     >>> [is_in_script(code, ["zh-Hant", "sr"]) for code in ("zh-TW", "zh-Hans", "zh", "sr-Latn", "sw")]
     [True, False, False, True, True]

@@ -46,7 +46,7 @@ _SAVED = ("dataset_info.json", "dataset_dict.json")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|(?:[-_][a-z]{4})?(?:[-_](?:[a-z]{2}|\d{3}))?)")
 # sw, ca_valencia, zh_hant_tw, zh-Hant, pt-BR, zh-Hant-TW, es-419
 _NAMED = r"[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|_[A-Za-z]{4}_[A-Za-z]{2}|(?:[-_][A-Z][a-z]{3})?(?:[-_](?:[A-Z]{2}|\d{3}))?)"
-_LOCALE = r"[a-z]{2,3}-[A-Z]{2}(?:[._]|$)"  # en-GB, of a single language
+_LOCALE = r"(?:en-(?!EN)|[a-z]{2,3}-(?!EN))[A-Z]{2}(?:[._]|$)"  # en-GB, of a single language; sw-EN is a pair
 _PAIR = re.compile(rf"(?:^|[._])(?!{_LOCALE})({_NAMED})-({_NAMED})(?=[._]|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 #: Lines that show which columns a file has.
@@ -203,21 +203,30 @@ def states_languages(file: BitextFile) -> bool:
 
     Any JSON line may have a key that the others lack, so all are searched. A damaged Parquet file is left to its reader.
     """
-    names: Iterable[str]
+    try:
+        names = json_keys(file) if file.format == "jsonl" else _texts_with_names(file)
+        return any(LANGUAGE_COLUMN.search(name) for name in names)
+    except (OSError, pa.ArrowException):
+        return True
+
+
+def has_columns(file: BitextFile, names: Iterable[str]) -> bool:
+    """Whether a file has a column with one of some names, or may have one: a damaged file is left to its reader."""
+    try:
+        return any(name in text for text in _texts_with_names(file) for name in names)
+    except (OSError, pa.ArrowException):
+        return True
+
+
+def _texts_with_names(file: BitextFile) -> Iterable[str]:
+    """The names of the columns of a file, or its first lines, which contain them."""
     if file.format in ("tmx", "moses"):
-        return False
+        return ()
     if file.format == "parquet":
-        try:
-            names = pq.read_schema(file.paths[0]).names
-        except (OSError, pa.ArrowException):
-            return True
-    elif file.format in ("hub", "dataset"):
-        names = next(iter(dataset_rows(file)), {})
-    elif file.format == "jsonl":
-        names = json_keys(file)
-    else:
-        names = [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
-    return any(LANGUAGE_COLUMN.search(name) for name in names)
+        return pq.read_schema(file.paths[0]).names
+    if file.format in ("hub", "dataset"):
+        return next(iter(dataset_rows(file)), {})
+    return [str(line) for _, line in islice(read_lines(file.paths[0], max_expansion=file.max_expansion), _PEEKED)]
 
 
 def json_keys(file: BitextFile, max_chars: int = MAX_CHARS) -> Iterator[str]:
@@ -234,14 +243,19 @@ def dataset_rows(file: BitextFile) -> Iterable[dict[str, Any]]:
 
 
 def _with_columns(files: list[BitextFile], source: str | None, target: str | None) -> list[BitextFile]:
-    """The files with the columns that the caller names, if any."""
+    """The files with the columns that the caller names, if any; of several files, some may have others."""
     if source is None and target is None:
         return files
     if source is None or target is None:
         raise UsageError("Name the columns of both sides: source_column and target_column.")
     if source == target:
         raise UsageError(f"The column {source!r} cannot be both sides. Name different columns.")
-    return [dataclasses.replace(file, columns=(source, target)) for file in files]
+    having = [file for file in files if has_columns(file, (source, target))]
+    if files and not having and all(file.format in ("moses", "tmx") for file in files):
+        raise UsageError(f"{file_names(files)}: {files[0].format} files have no columns. Omit --source_column.")
+    return [
+        dataclasses.replace(file, columns=(source, target)) if file in having or not having else file for file in files
+    ]
 
 
 def find_file(path: str | Path, *, source_lang: str | None = None, target_lang: str = "en") -> BitextFile:

@@ -129,8 +129,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
             a folder or the Hub. In a folder, a file named ``valid`` or ``validation`` is one of ``dev``, and a file without a
             split is used if a language has no file of this split.
         source_column: Name of the column with the texts in the source language, if it has another name, e.g. ``"anchor"``.
-        target_column: Name of the column with the texts in the target language, e.g. ``"positive"``. Files with neither of
-            these two columns are read as usual.
+        target_column: Name of the column with the texts in the target language, e.g. ``"positive"``. If some files have
+            these columns, the others are read as usual.
         streaming: Read while training, in bounded memory. The report is filled while the stream is read.
         on_disk: Folder for the clean pairs, which are memory-mapped from there. Pairs have indices even if the
             corpus exceeds memory, so that a trainer resumes at any pair without reading the preceding ones. A folder that
@@ -376,9 +376,9 @@ def stream_files(
 
 
 def _warn_of_missing(languages: Iterable[str]) -> None:
-    """Report chosen languages that no file of a stream may have; its later pairs are not read in advance."""
+    """Report chosen languages that the files of a stream may lack; its later pairs are not read in advance."""
     for language in sorted(languages):
-        logger.warning("None of the first %d pairs of each file is in %r.", _PEEKED, language)
+        logger.warning("No pair in %r among the first %d pairs of each file.", language, _PEEKED)
 
 
 def _later_columns(file: BitextFile, max_chars: int) -> set[str]:

@@ -30,13 +30,13 @@ def shared_sentences(train: Any, test: Any) -> list[Shared]:
         test: The test pairs, likewise.
     """
     tested = [*_keys(test)]
-    wanted = [set(side) for side in zip(*tested, strict=True)]
-    trained: list[set[Hashable]] = [set() for _ in wanted]  # of the tested: all of the corpus may not fit into memory
-    for keys in _keys(train):
-        for key, side, known in zip(keys, wanted, trained, strict=False):
-            if key in side:
-                known.add(key)
-    return [Shared(*(key in known for key, known in zip(keys, trained, strict=True))) for keys in tested]
+    if not tested:
+        return []
+    sources, targets = map(set, zip(*tested, strict=True))
+    # of the tested: all of the corpus may not fit into memory
+    trained = [(source, target) for source, target in _keys(train) if source in sources or target in targets]
+    known_sources, known_targets, pairs = {one for one, _ in trained}, {one for _, one in trained}, set(trained)
+    return [Shared(pair[0] in known_sources, pair[1] in known_targets, pair in pairs) for pair in tested]
 
 
 def overlap(train: Any, test: Any) -> int:
@@ -50,12 +50,12 @@ def overlap(train: Any, test: Any) -> int:
     return sum(one.source or one.target for one in shared_sentences(train, test))
 
 
-def _keys(pairs: Any) -> Iterator[tuple[Hashable, Hashable, Hashable]]:
-    """By what the source of each pair, its target, and the whole pair are compared."""
+def _keys(pairs: Any) -> Iterator[tuple[Hashable, Hashable]]:
+    """For each pair, the keys by which its source and its target are compared."""
     bare = cache(bare_language)
     for language, *texts in _rows(pairs):
         source, target = map(normalised, texts)
-        yield (bare(language), source), target, (bare(language), source, target)
+        yield (bare(language), source), target
 
 
 def _rows(pairs: Any) -> Iterator[tuple[str, str, str]]:

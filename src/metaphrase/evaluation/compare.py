@@ -91,7 +91,8 @@ def compare(
         "pooled": {…}, "settings": {…}}``, see `Comparison`.
 
     Raises:
-        DataMismatchError: The results are not over the same items, or were not measured in the same way, or as often.
+        DataMismatchError: The results are over different items, were measured in different ways, or are means of different
+            numbers of fine-tuning runs.
         DataError: A result keeps no items.
 
     >>> from metaphrase.evaluation.result import Measurement

@@ -147,8 +147,12 @@ def model_hash(model: SentenceTransformer) -> str:
     return tensors_digest(model.state_dict(), [module_settings(model), model.max_seq_length])
 
 
-#: Keys of a configuration that do not change what a transformer computes; the dtype is that of its weights.
-_NAMES_OF_CONFIGS = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+#: Keys of a configuration that do not change embeddings: names, training, outputs; the dtype is that of the weights.
+_IRRELEVANT = {
+    *("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "initializer_range"),
+    *("id2label", "label2id", "problem_type", "use_cache", "return_dict", "output_hidden_states", "output_attentions"),
+    *("classifier_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+}
 
 
 def encoder_digest(model: SentenceTransformer, *settings: Any) -> str:
@@ -161,7 +165,7 @@ def architecture(model: nn.Module) -> list[dict[str, Any]]:
     """The configuration of each transformer of a model, without names, versions and precision."""
     configs = [getattr(getattr(module, "auto_model", None), "config", None) for module in model.children()]
     return [
-        {key: value for key, value in config.to_dict().items() if key not in _NAMES_OF_CONFIGS}
+        {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
         for config in configs
         if config is not None
     ]

@@ -87,6 +87,8 @@ class TaskVector:
             NonFiniteError: A difference is NaN or infinite.
         """
         old, new = base.state_dict(), tuned.state_dict()
+        # training removes an optional pooler, which embeddings never use
+        old = {name: one for name, one in old.items() if name in new or ".pooler." not in name}
         modules, others = module_settings(tuned), module_settings(base)
         _check_projections(base, tuned)
         if (found := find_projection(tuned, len(modules) - len(others))) is not None:

@@ -214,9 +214,9 @@ def can_pack(encoder: PreTrainedModel) -> bool:
 
 
 @cache
-def notice(encoder: str) -> None:
-    """Log once per process that encoders of a class run padded."""
-    logger.warning("%s cannot run without padding; sentences are padded.", encoder)
+def notice(encoder: str, reason: str) -> None:
+    """Log once per process and reason that encoders of a class run padded."""
+    logger.warning("Sentences are padded for %s: %s.", encoder, reason)
 
 
 def _flatten_features(features: dict[str, Any], packing: Packing, offset: int) -> dict[str, Any]:
@@ -241,9 +241,13 @@ def token_states(encoder: PreTrainedModel, mask_bl: Tensor, **inputs: Tensor) ->
     return packing.pad(encoder(**flat, packing=packing).last_hidden_state[0])
 
 
-def reads_padding(model: SentenceTransformer) -> bool:
-    """Whether padding changes the results of a model: convolutions read it, and on the left it shifts positions."""
-    return model.tokenizer.padding_side == "left" or any(isinstance(module, CNN) for module in model)
+def why_padded(model: SentenceTransformer) -> str | None:
+    """Why a model runs padded, if it does: convolutions read padding, and on the left it shifts positions."""
+    if not can_pack(model[0].auto_model):
+        return "it cannot run without padding"
+    if model.tokenizer.padding_side == "left":
+        return "its tokenizer pads on the left"
+    return "its module CNN reads padding" if any(isinstance(module, CNN) for module in model) else None
 
 
 @contextmanager
@@ -263,9 +267,10 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
     """
     transformer: Any = model[0]
     encoder = transformer.auto_model
-    if not (enabled and can_pack(encoder) and not reads_padding(model)):
-        if enabled:
-            notice(type(encoder).__name__)
+    reason = why_padded(model)
+    if reason or not enabled:
+        if reason and enabled:
+            notice(type(encoder).__name__, reason)
         yield False
         return
     offset = first_position(encoder)

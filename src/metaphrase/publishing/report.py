@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def render_table(
         table.caption += "\n95 % bootstrap intervals."
     if comparison is not None:
         table.caption += "\nVerdicts are Holm-corrected over the languages."
-        table.caption += f"\n{ONE_RUN_NOTE}" * (comparison["pooled"].get("runs") == 1)
+        table.caption += f"\n{ONE_RUN_NOTE}" * _has_one_run([comparison])
         table.add_column("difference", justify="right", overflow="fold")
         table.add_column("verdict")
 
@@ -87,7 +87,7 @@ def render_summary(results: Results) -> Table:
     table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
     if before:
         table.add_column("verdicts", overflow="fold")
-        table.caption += f"\n{ONE_RUN_NOTE}" * any(one["pooled"].get("runs") == 1 for one in comparisons.values())
+        table.caption += f"\n{ONE_RUN_NOTE}" * _has_one_run(comparisons.values())
     for name, scores in results["scores"].items():
         unlearned = sum(not row.get("learned", True) for row in scores["languages"].values())
         mark = f" (not learned in {unlearned} of {len(scores['languages'])})" if unlearned else ""
@@ -108,6 +108,12 @@ def render_summary(results: Results) -> Table:
                 cells += [_tested(tested["pooled"])[0], _counts(tested["languages"])] if tested else ["", ""]
             table.add_row(*cells)
     return table
+
+
+def _has_one_run(comparisons: Iterable[Results]) -> bool:
+    """Whether a verdict is "one run"."""
+    rows = (row for one in comparisons for row in (one["pooled"], *one["languages"].values()))
+    return any(verdict_shown(row) == "one run" for row in rows)
 
 
 def _unlearned(row: Results) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from transformers import TrainingArguments
 
 from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.corpus.checks import by_language
+from metaphrase.corpus.files import find_files, has_columns
 from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.corpus.monolingual import load_monolingual, with_monolingual
 from metaphrase.corpus.overlap import overlap
@@ -103,13 +105,18 @@ def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
     Word objectives use the links that both directions find, phrase objectives the links of grow-diag-final-and.
     """
     present = "alignment" in (dataset.column_names or ())
-    if present and (isinstance(dataset, IterableDataset) or None not in dataset["alignment"]):
-        if isinstance(dataset, Dataset) and (empty := sum(not links for links in dataset["alignment"])):
-            message = (
-                "%d of %d pairs have no word links: their alignment is empty. To align all pairs, remove the column."
-            )
-            logger.info(message, empty, len(dataset))
+    if present and isinstance(dataset, IterableDataset):
         return dataset
+    if present:
+        batches = dataset.select_columns(["alignment"]).iter(batch_size=1000)
+        links = Counter(text for batch in batches for text in batch["alignment"] if not text)
+        if None not in links:
+            if links:
+                logger.info(
+                    "%d of %d pairs have no word links: their alignment is empty. To align all pairs, remove the column.",
+                    *(links.total(), len(dataset)),
+                )
+            return dataset
     if isinstance(dataset, IterableDataset):
         raise UsageError(
             "This recipe requires word links and the corpus has none; a stream cannot be aligned while it is read. Align "
@@ -158,7 +165,12 @@ def read_dev(config: RunConfig, corpus: Corpus) -> dict[str, ParallelSet]:
     """Read the dev bitext; pairs that are also in the training corpus are reported."""
     if not config.dev:
         return {}
-    dev = load_corpus(config.dev, **selected(config), split="dev").dataset
+    options = selected(config)
+    columns = [name for key in ("source_column", "target_column") if (name := options[key])]
+    files = find_files(config.dev, languages=options["languages"], split="dev")
+    if not any(has_columns(file, columns) for file in files):
+        options |= {"source_column": None, "target_column": None}  # those of the corpus
+    dev = load_corpus(config.dev, **options, split="dev").dataset
     if isinstance(corpus.dataset, Dataset) and (leaked := overlap(corpus.dataset, dev)):
         logger.warning("%d of the %d dev pairs share a sentence with the training corpus.", leaked, len(dev))
     return by_language(dev)

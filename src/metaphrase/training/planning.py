@@ -242,7 +242,7 @@ def encoding_seconds(model: SentenceTransformer, groups: Sequence[tuple[Sequence
 @contextmanager
 def restored(model: SentenceTransformer) -> Iterator[None]:
     """Restore mode, gradients and frozen parameters of a model, and all random number generators."""
-    trainable = [parameter.requires_grad for parameter in model.parameters()]
+    trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     python, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global generator is what is restored
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     try:
@@ -251,7 +251,7 @@ def restored(model: SentenceTransformer) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(array)  # noqa: NPY002
-        for parameter, requires_grad in zip(model.parameters(), trainable, strict=True):
+        for parameter, requires_grad in trainable:
             parameter.requires_grad_(requires_grad)
             parameter.grad = None
 

@@ -4,6 +4,7 @@ import pytest
 
 from metaphrase.cli import parse
 from metaphrase.evaluation.transfer import (
+    SMALL_SCALE_CONFIGS,
     ClassificationOptions,
     FineTuningArguments,
     QuestionAnsweringOptions,
@@ -13,7 +14,7 @@ from metaphrase.evaluation.transfer.translation import TranslationOptions
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs" / "finetune"
-SMALL = ROOT / "src" / "metaphrase" / "finetuning" / "small"
+SMALL = SMALL_SCALE_CONFIGS
 OPTIONS = {
     "xnli": ClassificationOptions,
     "pawsx": ClassificationOptions,

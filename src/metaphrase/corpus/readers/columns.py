@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -35,10 +36,7 @@ class Layout(NamedTuple):
 
 
 def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
-    """Find the columns of a pair: the given ones, ``source`` and ``target``, or language codes; None if one is missing.
-
-    A file with neither of the given columns has others, such as a dev set.
-    """
+    """Find the columns of a pair: the given ones, ``source`` and ``target``, or language codes; None if one is missing."""
     names = list(names)
     columns = _by_role(names, file)
 
@@ -51,7 +49,7 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
         return found[0] if found else None
 
     languages: tuple[str | None, str | None]
-    if file.columns and not {*file.columns}.isdisjoint(names):
+    if file.columns:
         source, target = (name if name in names else None for name in file.columns)
         languages = file.language, file.into
     else:
@@ -80,7 +78,7 @@ def _source_codes(roles: Iterable[str], file: BitextFile) -> list[str]:
     """The roles of the columns that may hold the source because they are named after its language."""
     chosen = {*map(bare_language, file.chosen)}
     codes = [role for role in roles if is_language(role) and role != file.into and file.language in (role, None)]
-    codes = [code for code in codes if code in chosen or not chosen]
+    codes = [code for code in codes if code in chosen] or codes  # a row in another language is skipped later
     return codes if len(codes) == 1 else [*filter(standard_code, codes)]  # not "idx"
 
 
@@ -152,7 +150,12 @@ def _header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
     are_codes = not file.columns and len(columns) == 2 and all(map(standard_code, columns))
-    if are_codes and file.language not in (roles := [*map(column_role, columns)]) and file.into in roles:
+    if (
+        are_codes
+        and file.language
+        and file.language not in (roles := [*map(column_role, columns)])
+        and file.into in roles
+    ):
         raise CorpusError(
             f"{file.name}:1: the columns are {' and '.join(columns)}, but the languages of the corpus are "
             f"{file.language} and {file.into}. Rename a column, or choose another language."
@@ -233,13 +236,22 @@ def read_records(
             record = others | dict(nested)
         if layout is None or record.keys() != names:  # JSON lines may differ in their keys
             try:
-                layout, names = find_layout(record, file) or layout, record.keys()
+                layout, names = (
+                    find_layout(record, file) or _in_another_language(record, file) or layout,
+                    record.keys(),
+                )
             except CorpusError as error:
                 yield line, BadLine("repeated key", str(error))
                 continue
             if layout is None:
                 raise _no_columns(file, line, record)
         yield line, _row(record, layout, file)
+
+
+def _in_another_language(names: Iterable[str], file: BitextFile) -> Layout | None:
+    """The columns of a record in a language that is not chosen."""
+    unnamed = dataclasses.replace(file, source_lang=None, target_lang=None)
+    return find_layout(names, unnamed) if file.chosen and not file.columns else None
 
 
 def _row(record: Mapping[str, Any], layout: Layout, file: BitextFile) -> Row | BadLine:

@@ -104,8 +104,8 @@ class Settings:
     )
     finetuning_runs: Count = option(
         1,
-        "Suites that fine-tune: number of runs of each encoder, with seeds 42, 43, …, whose scores are averaged. The "
-        "interval of a difference then covers the variation between runs.",
+        "Suites that fine-tune: number of runs of each encoder, with seeds 42, 43, …, whose scores are averaged. With "
+        "at least 2, the interval of a difference also covers the variation between runs.",
     )
     bf16: bool = option(
         False,

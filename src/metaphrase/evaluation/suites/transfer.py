@@ -205,10 +205,11 @@ def _measure(
 ) -> dict[str, Result]:
     """Fine-tune an encoder as often as the settings say, with different seeds and the same items."""
     settings = dict(scale) | FINETUNED[name].sources(folder)
-    settings |= {"languages": list(languages), "model": subject.name, "split_seed": scale["seed"]}
-    runs = []
+    settings |= {"languages": list(languages), "model": subject.name}
+    settings.setdefault("split_seed", scale["seed"])
+    runs, data = [], files_sha256(files)
     for seed in range(scale["seed"], scale["seed"] + subject.settings.finetuning_runs):
-        content = settings | {"seed": seed, "revision": REVISION, "data": files_sha256(files)}
+        content = settings | {"seed": seed, "revision": REVISION, "data": data}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         output = subject.folder / f"{name}-{digest[:8]}"
         run = settings | {"seed": seed, "output_dir": str(output), "disable_tqdm": not subject.show_progress}

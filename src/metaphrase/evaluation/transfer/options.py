@@ -13,6 +13,7 @@ from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import BelowOne, BetweenZeroAndOne, Count, Length, Positive, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.training_ranges import TrainingRanges, select_device
+from metaphrase.modeling.precision import usable_bfloat16
 
 Mode = Literal["zero-shot", "translate-train", "translate-train-all", "code-switching"]
 Selection = Literal["mean", "language", "english", "last"]
@@ -82,6 +83,7 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
         if given.resume_from_checkpoint:
             raise UsageError("--resume_from_checkpoint does not apply here. The same command resumes by itself.")
         select_device(self)
+        given.bf16 = usable_bfloat16(wanted=given.bf16, on_cpu=given.use_cpu)
         if given.disable_tqdm is None:
             given.disable_tqdm = not sys.stderr.isatty()
         given.dataloader_pin_memory = given.dataloader_pin_memory and torch.cuda.is_available()
