@@ -46,7 +46,7 @@ _SAVED = ("dataset_info.json", "dataset_dict.json")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8}|(?:[-_][a-z]{4})?(?:[-_](?:[a-z]{2}|\d{3}))?)")
 # sw, ca_valencia, zh_hant_tw, zh-Hant, pt-BR, zh-Hant-TW, es-419
 _NAMED = r"[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|_[A-Za-z]{4}_[A-Za-z]{2}|(?:[-_][A-Z][a-z]{3})?(?:[-_](?:[A-Z]{2}|\d{3}))?)"
-_LOCALE = r"(?:en-(?!EN)|[a-z]{2,3}-(?!EN))[A-Z]{2}(?:[._]|$)"  # en-GB, of a single language; sw-EN is a pair
+_LOCALE = r"[a-z]{2,3}-(?!EN)[A-Z]{2}(?:[._]|$)"  # en-GB, of a single language; sw-EN is a pair
 _PAIR = re.compile(rf"(?:^|[._])(?!{_LOCALE})({_NAMED})-({_NAMED})(?=[._]|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 #: Lines that show which columns a file has.

@@ -636,6 +636,7 @@ def test_fine_tuning_in_bfloat16_is_cached_apart(data, tiny_encoder, tmp_path):
 def test_fine_tuning_in_bfloat16_trains_and_measures_in_it(
     data, tiny_encoder, tiny_encoder_dir, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr("metaphrase.modeling.precision.has_bfloat16_instructions", lambda: True)
     tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24}
     settings = Settings(resamples=50, transfer="finetune", bf16=True, finetuning=tiny)
     subject = Subject(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
