@@ -30,7 +30,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install  ## Train on the packaged bitext and write runs/demo/report.html (10 minutes on 2 cores)
 	$(BIN)/metaphrase demo --config configs/demo.yaml --output_dir runs/demo
 
-model: install  ## Train metaphrase-e5-small on the data in BENCHMARKS, and write its package and card (5 hours on 2 cores)
+model: install  ## Train metaphrase-e5-small on the data in BENCHMARKS, and write its package and card (several hours on 2 cores)
 	BIN=$(BIN)/ scripts/metaphrase_e5_small.sh $(BENCHMARKS)
 
 test: install  ## Run the tests (4 minutes on 2 cores, no network)

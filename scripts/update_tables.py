@@ -56,6 +56,10 @@ class Options:
     timed: list[str] = option(
         [], "results.json of `metaphrase evaluate … --suite all` and the like, for the durations of suites."
     )
+    exports: list[str] = option(
+        [],
+        "Outputs of `metaphrase export starter --languages … --json`, in the order of the columns of the table.",
+    )
     alignment: str | None = option(None, "alignment.json of scripts/wacse.sh.")
     translation: str | None = option(
         None, "results.json of trainers/finetune_translation.py with configs/finetune/overfit-translation.yaml."
@@ -514,6 +518,41 @@ def hardware_words(hardware: dict[str, Any]) -> str:
     return f"{cores(hardware)}, {threads}"
 
 
+def keep_exports(outputs: Sequence[Path], path: Path) -> None:
+    """Store the sizes and scores of exported encoders."""
+    exports = []
+    for content in map(read_json, outputs):
+        kept = {key: content[key] for key in ("changes", "sizes", "languages", "settings", "versions")}
+        exports.append({"options": {key: content["options"][key] for key in ("languages", "layers")}} | kept)
+    write_results(path, {"exports": exports}, lambda one: {"exports": len(one["exports"])})
+
+
+def exports_table(content: dict[str, Any]) -> str:
+    """Format sizes and scores of the starter and of exported encoders as Markdown."""
+    exports = content["exports"]
+    sizes = [exports[0]["sizes"] | {"state": "before"}, *(one["sizes"] | {"state": "after"} for one in exports)]
+    rows = [
+        [words, *(format(one[name][one["state"]], digits) for one in sizes)]
+        for words, name, digits in (
+            ("MB on disk", "megabytes", ".0f"),
+            ("pieces", "pieces", ","),
+            ("layers", "layers", ""),
+        )
+    ]
+    for language, first in exports[0]["languages"].items():
+        changes = [one["languages"][language] for one in exports]
+        cells = [f"{row['after']:.1f} ({difference_words(row)}, {verdict_shown(row)})" for row in changes]
+        rows.append([f"retrieval, {language}, {first['n']} pairs", f"{first['before']:.1f}", *cells])
+    given = [{key: value for key, value in one["options"].items() if value} for one in exports]
+    names = ["`" + " ".join(f"--{key} {as_words(value)}" for key, value in one.items()) + "`" for one in given]
+    return "\n".join(markdown(["", "starter", *names], "l" + "r" * len(sizes), rows))
+
+
+def as_words(value: Any) -> str:
+    """Format the value of an option."""
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
 def keep_translation(report: Path, path: Path) -> None:
     """Store the results of a translation run with a few examples, and with file names instead of paths."""
     content = read_json(report)
@@ -653,6 +692,8 @@ def store(options: Options) -> None:
             keep_suites([Path(file) for file in files], RESULTS / f"{name}.json")
     if options.timed:
         keep_durations([Path(file) for file in options.timed], RESULTS / "durations.json")
+    if options.exports:
+        keep_exports([Path(file) for file in options.exports], RESULTS / "export.json")
     if options.alignment:
         measured = read_json(options.alignment) | {"cpus": os.cpu_count()}
         write_results(RESULTS / "alignment.json", measured, lambda one: {"pairs": one["pairs"]})
@@ -672,6 +713,7 @@ def stored_tables() -> dict[str, str]:
         "xsimpp": ("suites", xsimpp_table),
         "suites-dap": ("suites-dap", partial(suites_table, described=False)),
         "durations": ("durations", durations_table),
+        "exports": ("export", exports_table),
         "alignment": ("alignment", alignment_table),
         "trained-aligner": ("word_aligner", trained_aligner_table),
         "translation": ("translation_overfit", translation_words),

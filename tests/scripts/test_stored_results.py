@@ -259,3 +259,21 @@ def test_questions_that_are_too_few_are_refused(load_script, tmp_path):
     (tmp_path / "dev-en.json.gz").write_bytes(gzip.compress(b'{"data": []}'))
     with pytest.raises(UsageError, match=r"has 0 questions in 4 languages or more, but 120 are required"):
         program.Answers.read(tmp_path, 120)
+
+
+def test_exported_encoders_are_columns(load_script, tmp_path):
+    tables = load_script("update_tables")
+    sizes = {name: {"before": 4000, "after": 2000} for name in ("megabytes", "pieces", "layers", "parameters")}
+    change = {"before": 80.0, "after": 81.0, "difference": 1.0, "interval": [-1, 2], "n": 96, "verdict": "tie"}
+    one = {"changes": ["x"], "sizes": sizes, "languages": {"sw": change}, "settings": {}, "versions": {}}
+    for name, layers in (("a.json", None), ("b.json", 6)):
+        content = one | {"options": {"languages": ["sw", "en"], "layers": layers, "data": None}}
+        (tmp_path / name).write_text(json.dumps(content))
+    path = tmp_path / "export.json"
+    tables.keep_exports([tmp_path / "a.json", tmp_path / "b.json"], path)
+    table = tables.exports_table(json.loads(path.read_text())).splitlines()
+    assert table[0] == "| | starter | `--languages sw en` | `--languages sw en --layers 6` |"
+    assert table[3] == "| pieces | 4,000 | 2,000 | 2,000 |"
+    assert table[-1].startswith("| retrieval, sw, 96 pairs | 80.0 | 81.0 (+1.0 [-1.0, +2.0], ")
+    with pytest.raises(UsageError, match="exports"):
+        tables.keep_exports([tmp_path / "a.json"], path)
