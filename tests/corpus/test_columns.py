@@ -76,6 +76,19 @@ def test_other_columns_may_look_like_codes_of_languages(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_column_named_id_is_indonesian_only_alone_or_if_chosen(tmp_path, kind):
+    key = table(tmp_path / f"key.{kind}", ("id", "sw", "en"), ("1", "Habari", "Hello"))
+    assert pairs_of(load_corpus(key)) == [("Habari", "Hello")]
+    named = table(tmp_path / f"named.{kind}", ("id", "swahili", "english"), ("1", "Habari", "Hello"))
+    with pytest.raises(CorpusError, match=r"no columns 'source' and 'target' .*; found 'id', 'swahili', 'english'"):
+        load_corpus(named)
+    scored = table(tmp_path / f"scored.{kind}", ("id", "en", "score"), ("Selamat", "Hello", "x"))
+    assert pairs_of(load_corpus(scored, languages=["id"])) == [("Selamat", "Hello")]
+    alone = table(tmp_path / f"alone.{kind}", ("id", "en"), ("Selamat", "Hello"))
+    assert pairs_of(load_corpus(alone)) == [("Selamat", "Hello")]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_several_languages_in_a_row_have_to_be_read_one_at_a_time(tmp_path, kind):
     path = table(tmp_path / f"x.{kind}", ("en", "fr", "sw"), ("horse", "cheval", "farasi"))
     assert pairs_of(load_corpus(path, languages=["fr"])) == [("cheval", "horse")]

@@ -98,7 +98,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
 
     - a file ``.tsv``, ``.csv``, ``.jsonl``, ``.parquet`` or ``.tmx``, optionally compressed (``.gz``). The header of a TSV or
       CSV names its columns: ``source target [source_lang target_lang alignment …]`` (see ``OPTIONAL``), or language codes.
-      Without a header, it has two columns. A TSV has no quoting;
+      A column ``id`` beside other columns is a key, unless Indonesian is chosen. Without a header, it has two columns. A TSV
+      has no quoting;
     - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
       ``europarl.sw-en``;
     - a folder: every file ``xx-en[.split].<ext>`` in it, or, if there is none, every ``.parquet`` file whose columns state

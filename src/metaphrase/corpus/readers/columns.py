@@ -76,8 +76,10 @@ def _is_readable(name: str, file: BitextFile) -> bool:
 
 def _source_codes(roles: Iterable[str], file: BitextFile) -> list[str]:
     """The roles of the columns that may hold the source because they are named after its language."""
-    chosen = {*map(bare_language, file.chosen)}
+    chosen, roles = {*map(bare_language, file.chosen)}, dict.fromkeys(roles).keys()
     codes = [role for role in roles if is_language(role) and role != file.into and file.language in (role, None)]
+    if "id" not in (*chosen, file.language) and roles - {"id", file.into, "source_lang", "target_lang", *OPTIONAL}:
+        codes = [code for code in codes if code != "id"]  # the key of a row, not Indonesian
     codes = [code for code in codes if code in chosen] or codes  # a row in another language is skipped later
     return codes if len(codes) == 1 else [*filter(standard_code, codes)]  # not "idx"
 
