@@ -11,6 +11,7 @@ from torch import Tensor
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import MetaphraseError, ModelError, UsageError
+from metaphrase.io.digests import json_digest, tokenizer_content
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import FrozenEncoder, FrozenEncoding
 from metaphrase.modeling.functional import at_least_float32, normalized
@@ -188,6 +189,12 @@ class Anchor(Objective):
             ).mean()
         losses = [anchor(now.sentence_bh, then.sentence_bh, normalize=self.normalize) for now, then in pairs]
         return torch.stack(losses).mean()
+
+    def digests(self) -> dict[str, str]:
+        """Digest of the original encoder, or of the teacher with its tokenizer."""
+        if self.teacher is None:
+            return super().digests()
+        return {f"teacher {self.teacher}": json_digest([self.original.digest, tokenizer_content(self.tokenizer)])}
 
     @property
     def _sides(self) -> tuple[Side, ...]:

@@ -126,6 +126,10 @@ class Objective(nn.Module, ABC):
         if fill := getattr(self.head, "fill", None):
             fill(sources)
 
+    def digests(self) -> dict[str, str]:
+        """Digests of what the objective reads and no checkpoint contains; a run resumes only if they are the same."""
+        return {} if self.original is None else {"original_encoder": self.original.digest}
+
     def after_step(self, encoder: PreTrainedModel) -> None:
         """Update state after an optimiser step, for objectives with a momentum encoder."""
 

@@ -16,6 +16,7 @@ from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import Span, Words, phrase_pairs
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Length, Share, Temperature
+from metaphrase.io.digests import files_sha256
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, info_nce, pooled_spans
 from metaphrase.modeling.views import SIDES, Batch, Example, Generators, View, kept_links, pad_arrays
@@ -199,6 +200,11 @@ class SpanContrast(Objective):
     def views(self) -> tuple[View, ...]:
         """Return both sides and their phrases."""
         return *super().views(), self.phrases
+
+    def digests(self) -> dict[str, str]:
+        """Digest of the phrase table, if there is one."""
+        table = self.phrase_table
+        return {} if table is None else {"phrase_table": files_sha256([Path(table).expanduser()])}
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss over the phrases of the batch."""

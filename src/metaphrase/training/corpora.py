@@ -102,7 +102,7 @@ def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
     """Add word links to pairs whose alignment is missing; they are computed once for an output folder.
 
     An empty alignment, such as an empty cell of a TSV file, is that of a pair without links, as aligners write it.
-    Word objectives use the links that both directions find, phrase objectives the links of grow-diag-final-and.
+    Objectives on words use the links that both directions find, objectives on spans those of grow-diag-final-and.
     """
     present = "alignment" in (dataset.column_names or ())
     if present and isinstance(dataset, IterableDataset):
@@ -124,7 +124,8 @@ def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
         )
     from metaphrase.aligners.linking import add_alignment
 
-    heuristic = "grow-diag-final-and" if "span-contrast" in recipe.objectives() else "intersection"
+    spans = any(objective.granularity == "span" for objective in recipe.objectives().values())
+    heuristic = "grow-diag-final-and" if spans else "intersection"
     digest = xxhash.xxh64(heuristic.encode())
     read = ("source", "target", "source_lang", "target_lang", "alignment", "segmenter")
     for row in dataset:

@@ -30,7 +30,8 @@ from metaphrase.checkpoints.folders import (
 from metaphrase.checkpoints.saving import errors_of
 from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.adapters import adapter_settings
-from metaphrase.encoders.loading import encoder_files, origin_of
+from metaphrase.encoders.loading import origin_of
+from metaphrase.encoders.names import encoder_files
 from metaphrase.exceptions import CheckpointError
 from metaphrase.io.digests import files_sha256, json_digest, tokenizer_content
 from metaphrase.io.environment import hardware, versions
@@ -118,18 +119,11 @@ class RunFacts:
 
     @cached_property
     def _original_facts(self) -> dict[str, str]:
-        """What a checkpoint does not contain: frozen models that objectives compare with, and the start of weight decay."""
-        facts = {} if self._decay is None else {"start": self._decay.digest[:16]}
+        """Digests of what a checkpoint does not contain: what objectives read, and the start of weight decay."""
+        digests = {} if self._decay is None else {"start": self._decay.digest}
         for objective in self._loss.objectives.values():
-            original: Any = getattr(objective, "original", None)
-            teacher: Any = getattr(objective, "teacher", None)
-            if (table := getattr(objective, "phrase_table", None)) is not None:
-                facts["phrase_table"] = files_sha256([Path(table).expanduser()])[:16]
-            if original is not None and (teacher is None or not hasattr(objective, "tokenizer")):
-                facts["original_encoder"] = original.digest[:16]
-            elif original is not None:
-                facts[f"teacher {teacher}"] = _digest([original.digest, tokenizer_content(objective.tokenizer)])
-        return facts
+            digests |= objective.digests()
+        return {name: digest[:16] for name, digest in digests.items()}
 
     def _corpus_digest(self, dataset: Any) -> str | None:
         """Digest of the rows, or of the files of a stream if they are known."""
