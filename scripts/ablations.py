@@ -43,7 +43,7 @@ from transformers import HfArgumentParser
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.hub import is_hub_name
-from metaphrase.encoders.loading import STARTER
+from metaphrase.encoders.names import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.seeds import difference, interval
 from metaphrase.evaluation.suites.encoders import Sets

@@ -37,7 +37,8 @@ from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST
-from metaphrase.encoders.loading import is_starter, load_encoder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import is_starter
 from metaphrase.encoders.starter import LICENSE
 from metaphrase.io.counts import counted
 from metaphrase.io.digests import file_facts, model_hash, weights_digest

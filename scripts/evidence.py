@@ -48,7 +48,8 @@ from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.adapters import shared_copy
 from metaphrase.encoders.debiasing import language_directions, without_directions
-from metaphrase.encoders.loading import STARTER, load_encoder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import STARTER
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import LabelledData, spread
 from metaphrase.evaluation.guards import ALPHAS as FINE_ALPHAS

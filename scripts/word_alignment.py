@@ -32,7 +32,8 @@ from metaphrase.aligners.span import SpanAligner
 from metaphrase.aligners.statistical import HEURISTICS, MODELS, StatisticalAligner
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.corpus.words import Link, Words
-from metaphrase.encoders.loading import STARTER, load_encoder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import STARTER
 from metaphrase.encoders.starter import starter_info
 from metaphrase.evaluation.measures import ErrorRate
 from metaphrase.evaluation.significance import RESAMPLES, percentile_interval

@@ -10,7 +10,8 @@ from rich.console import Console
 from metaphrase.cli import main
 from metaphrase.cli.tables import models_table
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import find_folder, load_encoder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import find_folder
 from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval

@@ -18,15 +18,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import (
-    encoder_files,
-    find_model,
-    load_encoder,
-    model_folder,
-    origin_of,
-    pooling_of,
-    split_vectors,
-)
+from metaphrase.encoders.loading import find_model, load_encoder, origin_of, pooling_of
+from metaphrase.encoders.names import encoder_files, model_folder, split_vectors
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, UsageError

@@ -21,15 +21,8 @@ from metaphrase.cli import main
 from metaphrase.encoders.debiasing import without_directions
 from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import installed_model
-from metaphrase.encoders.loading import (
-    encoder_files,
-    find_model,
-    full_name,
-    load_encoder,
-    model_file,
-    model_folder,
-    origin_of,
-)
+from metaphrase.encoders.loading import find_model, load_encoder, origin_of
+from metaphrase.encoders.names import encoder_files, full_name, model_file, model_folder
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector

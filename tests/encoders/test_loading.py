@@ -12,11 +12,11 @@ from metaphrase.cli import main
 from metaphrase.encoders.loading import (
     freeze_word_embeddings,
     load_encoder,
-    model_folder,
     origin_of,
     pretrained_mlm_head,
     used_piece_ids,
 )
+from metaphrase.encoders.names import model_folder
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,

@@ -14,7 +14,8 @@ from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
-from metaphrase.encoders.loading import find_folder, load_encoder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import find_folder
 from metaphrase.exceptions import CheckpointError, HubError, ModelFileError, UsageError
 from metaphrase.publishing import drafts, exporting, provenance
 from metaphrase.publishing.contents import release_files

@@ -415,7 +415,7 @@ def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligne
 
 def model_digest(name: str | Path) -> str:
     """The digest of the files of an aligner's model, except its card."""
-    from metaphrase.encoders.loading import encoder_files
+    from metaphrase.encoders.names import encoder_files
 
     return files_sha256(path for path in encoder_files(str(name)) if path.suffix != ".md")
 

@@ -10,7 +10,7 @@ from typing import Any
 from metaphrase.cli.output import emit
 from metaphrase.cli.runs import execute, execute_and_print, parse_run
 from metaphrase.cli.tables import runs_table
-from metaphrase.encoders.loading import model_folder
+from metaphrase.encoders.names import model_folder
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Seed, checked
 from metaphrase.io.configuration import option

@@ -14,7 +14,8 @@ from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_test_folder
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.encoders.loading import encoder_files, load_encoder, pooling_of
+from metaphrase.encoders.loading import load_encoder, pooling_of
+from metaphrase.encoders.names import encoder_files
 from metaphrase.evaluation.diagnosis import FIT, SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Range, Seed, checked

@@ -22,7 +22,7 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 
 from metaphrase import __version__
 from metaphrase.encoders.folders import is_local
-from metaphrase.encoders.loading import PLUS, split_vectors
+from metaphrase.encoders.names import PLUS, split_vectors
 from metaphrase.encoders.pooler import is_pooler_optional
 from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown

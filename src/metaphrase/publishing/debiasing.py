@@ -16,7 +16,8 @@ from torch import Tensor
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions, without_directions
-from metaphrase.encoders.loading import find_folder, load_encoder, split_vectors
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import find_folder, split_vectors
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, load_guard_data
 from metaphrase.evaluation.guards import (

@@ -16,15 +16,8 @@ from filelock import FileLock
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.folders import VECTOR_FILE, public_name
-from metaphrase.encoders.loading import (
-    find_folder,
-    is_starter,
-    load_encoder,
-    load_vectors,
-    model_file,
-    name_parts,
-    split_vectors,
-)
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import find_folder, is_starter, load_vectors, model_file, name_parts, split_vectors
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.configuration import plain, read_yaml
 from metaphrase.io.files import read_json, write_json

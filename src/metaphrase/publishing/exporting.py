@@ -18,15 +18,8 @@ from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
 from metaphrase.encoders.folders import public_name
-from metaphrase.encoders.loading import (
-    PLUS,
-    find_folder,
-    has_vector,
-    is_starter,
-    load_encoder,
-    model_folder,
-    split_vectors,
-)
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import PLUS, find_folder, has_vector, is_starter, model_folder, split_vectors
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval

@@ -31,7 +31,7 @@ from metaphrase.checkpoints.folders import TRAINING_ARGS
 from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST, RELEASED, check_files, installed_models, is_packaged
-from metaphrase.encoders.loading import is_starter, model_file, split_vectors
+from metaphrase.encoders.names import is_starter, model_file, split_vectors
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,

@@ -19,15 +19,13 @@ from metaphrase.corpus.text import one_line
 from metaphrase.encoders.debiasing import language_directions
 from metaphrase.encoders.folders import VECTOR_FILE, is_local, public_name
 from metaphrase.encoders.installed import installed_model, installed_models
-from metaphrase.encoders.loading import (
+from metaphrase.encoders.loading import has_pooling, load_encoder, pooling_of
+from metaphrase.encoders.names import (
     PLUS,
     encoder_files,
     find_folder,
     full_name,
-    has_pooling,
     is_starter,
-    load_encoder,
-    pooling_of,
     split_revision,
     split_vectors,
     vector_file,

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.installed import installed_model
-from metaphrase.encoders.loading import (
+from metaphrase.encoders.names import (
     find_folder,
     has_vector,
     is_starter,

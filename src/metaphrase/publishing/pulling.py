@@ -7,14 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from metaphrase.encoders.installed import is_packaged
-from metaphrase.encoders.loading import (
-    find_folder,
-    full_name,
-    has_vector,
-    load_encoder,
-    model_file,
-    split_vectors,
-)
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import find_folder, full_name, has_vector, model_file, split_vectors
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions

@@ -28,7 +28,8 @@ from sentence_transformers.base.modules import Module
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, save_adapter, shared_copy
 from metaphrase.encoders.checks import reference_difference
-from metaphrase.encoders.loading import find_model, load_encoder, model_folder, origin_of
+from metaphrase.encoders.loading import find_model, load_encoder, origin_of
+from metaphrase.encoders.names import model_folder
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, is_pooler_optional, remove_pooler
 from metaphrase.encoders.saving import save_encoder
 from metaphrase.exceptions import (

@@ -22,7 +22,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.encoders.loading import load_encoder, model_folder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import model_folder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder, encoder_settings

@@ -27,7 +27,8 @@ from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.encoders.loading import load_encoder, model_folder, repository_of
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import model_folder, repository_of
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
 from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, check_guard_folders
 from metaphrase.evaluation.retention import collapse_in_words, verdict_in_words

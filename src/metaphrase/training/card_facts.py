@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from metaphrase.encoders.loading import is_starter, split_revision
+from metaphrase.encoders.names import is_starter, split_revision
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.objectives.anchor import Anchor
 from metaphrase.publishing.card import AlignmentModelCardData

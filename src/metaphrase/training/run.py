@@ -27,14 +27,8 @@ from metaphrase.checkpoints.saving import check_finite
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
-from metaphrase.encoders.loading import (
-    freeze_word_embeddings,
-    full_name,
-    load_encoder,
-    model_folder,
-    origin_of,
-    split_revision,
-)
+from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder, origin_of
+from metaphrase.encoders.names import full_name, model_folder, split_revision
 from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.guards import GuardEvaluator

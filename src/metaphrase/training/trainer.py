@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.digests import check_stream
-from metaphrase.encoders.loading import model_folder, origin_of
+from metaphrase.encoders.loading import origin_of
+from metaphrase.encoders.names import model_folder
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.outputs import claim_folder
 from metaphrase.modeling.collator import ParallelCollator

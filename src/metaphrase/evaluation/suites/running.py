@@ -18,7 +18,8 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import encoder_files, find_folder, load_encoder, load_vectors, split_vectors
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.names import encoder_files, find_folder, load_vectors, split_vectors
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare
 from metaphrase.evaluation.suites import FINETUNED, SUITES

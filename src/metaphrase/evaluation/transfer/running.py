@@ -46,7 +46,7 @@ from metaphrase.checkpoints.folders import (
 )
 from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
-from metaphrase.encoders.loading import model_folder
+from metaphrase.encoders.names import model_folder
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData
 from metaphrase.evaluation.transfer.options import FineTuningArguments, Selection
 from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
