@@ -46,9 +46,9 @@ from metaphrase.io.environment import prepare_process, versions
 from metaphrase.io.files import PACKAGED_DATA, UDHR, read_json, write_json
 from metaphrase.merging import TaskVector, combine
 from metaphrase.mining.search import unit_rows
+from metaphrase.postprocessing.merging import MergeOptions, merge
 from metaphrase.publishing.card import cell, fence, prompts_in_words
 from metaphrase.publishing.contents import CARD
-from metaphrase.publishing.merging import MergeOptions, merge
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import REFERENCE_TEXTS
 

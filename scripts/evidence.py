@@ -68,7 +68,7 @@ from metaphrase.io.locks import exclusive
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.merging import TaskVector
 from metaphrase.modeling.precision import bfloat16
-from metaphrase.publishing.debiasing import SAMPLED_TEXTS, debias, embed_languages, parallel_texts
+from metaphrase.postprocessing.debiasing import SAMPLED_TEXTS, debias, embed_languages, parallel_texts
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.corpora import read_bitext, with_columns
 from metaphrase.training.demo import demo_settings

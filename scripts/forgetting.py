@@ -74,7 +74,7 @@ from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
-from metaphrase.publishing.debiasing import debias, parallel_texts
+from metaphrase.postprocessing.debiasing import debias, parallel_texts
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.run import Inputs

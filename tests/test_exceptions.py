@@ -58,6 +58,7 @@ USER_FACING = (
     "checkpoints/",
     "encoders/",
     "io/",
+    "postprocessing/",
     "publishing/",
     "training/",
     "corpus/checks.py",

@@ -15,8 +15,8 @@ from metaphrase.cli import main
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import UsageError
 from metaphrase.merging import TaskVector
-from metaphrase.publishing import debiasing
-from metaphrase.publishing.debiasing import DebiasOptions, write_debiased
+from metaphrase.postprocessing import debiasing
+from metaphrase.postprocessing.debiasing import DebiasOptions, write_debiased
 from metaphrase.publishing.release import verify
 
 

@@ -13,7 +13,7 @@ import metaphrase.encoders.starter
 from metaphrase.cli import main
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.merging import TaskVector
-from metaphrase.publishing import exporting
+from metaphrase.postprocessing import exporting
 from tests.hub_server import reach, serve_hub
 
 

@@ -26,11 +26,12 @@ from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError,
 from metaphrase.merging import TaskVector, combine, interpolate
 from metaphrase.merging.projection import find_projection
 from metaphrase.modeling.functional import translation_ranking
+from metaphrase.postprocessing.debiasing import SAMPLED_TEXTS, DebiasOptions, debias, parallel_texts, write_debiased
+from metaphrase.postprocessing.merging import MergeOptions, merge, write_vector_of_run
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.debiasing import SAMPLED_TEXTS, DebiasOptions, debias, parallel_texts, write_debiased
-from metaphrase.publishing.merging import MergeOptions, merge, vector_card, write_vector_of_run
 from metaphrase.publishing.provenance import stated
 from metaphrase.publishing.release import release, verify
+from metaphrase.publishing.vector_card import vector_card
 from metaphrase.training.recipe import Recipe
 from tests.conftest import mostly_slow
 from tests.hub_server import check_card
@@ -504,7 +505,7 @@ def test_encoders_are_measured_without_the_directions(base, aligned, dev, texts,
         measured.append((len(next(iter(sample.values()))) <= SAMPLED_TEXTS, directions))
         return debias(model, sample, directions)
 
-    monkeypatch.setattr("metaphrase.publishing.merging.debias", without)
+    monkeypatch.setattr("metaphrase.postprocessing.merging.debias", without)
     words = ["--alpha", "auto", "--dev", dev, "--texts", texts, "--max_structure_loss", 100, "--prompt", "none"]
     command(base, aligned, *words, "--debias", 2, "-o", tmp_path / "out", "--curve", tmp_path / "curve.json")
     assert measured == [(True, 2)] * 11

@@ -14,7 +14,7 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.guards import Guard
 from metaphrase.exceptions import NonFiniteError, UsageError
 from metaphrase.merging.projection import find_projection
-from metaphrase.publishing.debiasing import DirectionsCurve, choose_directions, debias
+from metaphrase.postprocessing.debiasing import DirectionsCurve, choose_directions, debias
 
 TEXTS = {
     "de": ["der Hund schläft", "die Frau liest", "guten Morgen"],

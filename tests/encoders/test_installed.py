@@ -26,9 +26,9 @@ from metaphrase.encoders.names import encoder_files, full_name, model_file, mode
 from metaphrase.exceptions import MetaphraseError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector
+from metaphrase.postprocessing.merging import MergeOptions, merge
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import weights_digests
-from metaphrase.publishing.merging import MergeOptions, merge
 from metaphrase.publishing.provenance import find_card
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe

@@ -18,7 +18,7 @@ from metaphrase.evaluation.guard_data import load_guard_data
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.io.files import UDHR
 from metaphrase.merging.projection import find_projection
-from metaphrase.publishing import debiasing
+from metaphrase.postprocessing import debiasing
 from metaphrase.training import finishing
 from metaphrase.training.finishing import (
     COARSE_ALPHAS,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, show_progress
-from metaphrase.publishing.debiasing import DebiasOptions, describe, write_debiased
+from metaphrase.postprocessing.debiasing import DebiasOptions, describe, write_debiased
 
 DESCRIPTION = (
     "metaphrase debias MODEL -o DIR projects out the directions in which the mean embeddings of languages differ most, so "

@@ -10,8 +10,8 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, show_progress
 from metaphrase.io.environment import versions
 from metaphrase.io.tables import titled_table
+from metaphrase.postprocessing.exporting import ExportOptions, prepare_export, size_rows
 from metaphrase.publishing.drafts import how_to_load
-from metaphrase.publishing.exporting import ExportOptions, prepare_export, size_rows
 from metaphrase.publishing.report import render_table
 
 DESCRIPTION = (

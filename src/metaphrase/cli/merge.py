@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
-from metaphrase.publishing.merging import MergeOptions, describe, merge
+from metaphrase.postprocessing.merging import MergeOptions, describe, merge
 
 DESCRIPTION = (
     "metaphrase merge BASE TUNED [TUNED ...] writes the base plus alpha times what training changed, as a plain "

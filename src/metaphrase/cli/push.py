@@ -60,7 +60,9 @@ def run(argv: Sequence[str]) -> int:
     vector = what.endswith(".safetensors") and Path(what).is_file()
     corpus = Path(what).is_file() and not vector
     _check(options, is_vector=vector, is_corpus=corpus)
-    from metaphrase.publishing import hub, merging  # imported after the options are parsed: it takes seconds
+    # Imported after the options are parsed, because it takes seconds.
+    from metaphrase.postprocessing import merging
+    from metaphrase.publishing import hub
 
     flush_denormals()
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}

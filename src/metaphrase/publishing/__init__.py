@@ -1,1 +1,1 @@
-"""Releases, model cards, reports and exports, and their upload to a Hub."""
+"""Releases, model cards and reports, and their upload to a Hub."""

@@ -27,6 +27,8 @@ from metaphrase.io.files import read_json
 
 CARD = constants.REPOCARD_NAME
 RECIPE = "recipe.yaml"
+#: Gain and cost by weight, of a merged encoder.
+CURVE = "alpha.json"
 NOTICE = "NOTICE.md"
 #: Files that accompany copies of a model. They are pushed with it, but a push deletes none in the repository.
 NOTICES = ("LICENSE", NOTICE)

@@ -47,9 +47,9 @@ from metaphrase.merging import TaskVector
 from metaphrase.publishing.contents import CARD, NOTICES, belongs_to_release, copy_release
 from metaphrase.publishing.corpus_card import corpus_card
 from metaphrase.publishing.examples import name_model, name_package
-from metaphrase.publishing.merging import vector_card
 from metaphrase.publishing.provenance import stated_in
 from metaphrase.publishing.release import verify
+from metaphrase.publishing.vector_card import vector_card
 
 logger = logging.getLogger(__name__)
 

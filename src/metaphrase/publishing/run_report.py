@@ -43,8 +43,8 @@ from metaphrase.io.work_folders import damage_in
 from metaphrase.modeling.packing import packed
 from metaphrase.publishing import analysis
 from metaphrase.publishing.analysis import geometry_of, read_answers
+from metaphrase.publishing.contents import CURVE
 from metaphrase.publishing.examples import usage_lines
-from metaphrase.publishing.merging import CURVE
 from metaphrase.publishing.plots import save_pictures
 from metaphrase.publishing.report import describe_model, write_report
 

@@ -23,7 +23,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.merging import TaskVector
 from metaphrase.modeling.bulk import distinct_texts
-from metaphrase.publishing.debiasing import (
+from metaphrase.postprocessing.debiasing import (
     DECLARATION,
     MEASURED,
     SAMPLED_TEXTS,
@@ -35,7 +35,7 @@ from metaphrase.publishing.debiasing import (
     in_one_pool,
     parallel_texts,
 )
-from metaphrase.publishing.merging import write_curve
+from metaphrase.postprocessing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
 
 logger = logging.getLogger(__name__)

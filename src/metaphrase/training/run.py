@@ -40,10 +40,10 @@ from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
+from metaphrase.postprocessing.merging import remove_curve
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.examples import usage_by_language, usage_lines
 from metaphrase.publishing.hub import push
-from metaphrase.publishing.merging import remove_curve
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE, release, release_languages
 from metaphrase.publishing.report import remove_report, write_report

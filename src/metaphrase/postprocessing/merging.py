@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
-from metaphrase.corpus.text import one_line
 from metaphrase.encoders.debiasing import language_directions
 from metaphrase.encoders.folders import VECTOR_FILE, is_local, public_name
-from metaphrase.encoders.installed import installed_model, installed_models
+from metaphrase.encoders.installed import installed_model
 from metaphrase.encoders.loading import has_pooling, load_encoder, pooling_of
 from metaphrase.encoders.names import (
     PLUS,
@@ -26,11 +22,9 @@ from metaphrase.encoders.names import (
     find_folder,
     full_name,
     is_starter,
-    split_revision,
     split_vectors,
     vector_file,
 )
-from metaphrase.encoders.starter import HUB_ID
 from metaphrase.evaluation.encoding import EncodingOptions
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS, load_guard_data
 from metaphrase.evaluation.guards import (
@@ -55,8 +49,7 @@ from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.files import is_vector
 from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.quantization import Bits
-from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
-from metaphrase.publishing.debiasing import (
+from metaphrase.postprocessing.debiasing import (
     DECLARATION,
     SAMPLED_TEXTS,
     check_direction_count,
@@ -64,30 +57,15 @@ from metaphrase.publishing.debiasing import (
     embed_languages,
     parallel_texts,
 )
+from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
+from metaphrase.publishing.contents import CURVE
 from metaphrase.publishing.drafts import check_destination, drafted, how_to_load, part_folders, stored_recipe
-from metaphrase.publishing.markdown import cell, code, fence, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import LICENSE_KEYS, hub_base, license_metadata, stated, stated_in
+from metaphrase.publishing.provenance import hub_base, stated, stated_in
+from metaphrase.publishing.vector_card import SUFFIX, license_of, parameter_count, vector_card
 
-#: Suffix of the file of a task vector.
-SUFFIX = ".safetensors"
 #: Weight of a tuned model if none is given.
 ALPHA = 0.5
-#: File of gain and cost by weight, in the folder of the merged encoder.
-CURVE = "alpha.json"
-
-_CARD = """\
----
-{metadata}---
-
-# {title}
-
-A task vector: {parameters:,} weight differences, which turn {base} into an encoder that was tuned from it. The weight of the
-differences, alpha, is {alpha:g}{directions}. With [metaphrase](https://github.com/metaphrase/metaphrase),
-{call} loads the base and adds the vector. To write a plain folder, which Sentence Transformers loads without metaphrase:
-
-{command}
-"""
 
 
 @checked
@@ -251,7 +229,7 @@ def merge(
         directions=0 if vector.directions is None else len(vector.directions),
         curve=None if curve is None else curve.to_dict(),
         weights=len(vector.differences),
-        parameters=_size(vector),
+        parameters=parameter_count(vector),
         output_dir=options.output_dir if written else None,
         vector=options.vector if written else None,
         bytes=Path(options.vector).stat().st_size if options.vector and written else None,
@@ -491,58 +469,6 @@ def _full_public_name(name: str) -> str:
         return public_name(name)
     found, folder = find_folder(name)
     return f"{found}@{folder.name}"
-
-
-def license_of(vector: TaskVector, models: Iterable[str] = ()) -> dict[str, Any]:
-    """The metadata of the licence of a task vector, with the name and link that its card and some models state."""
-    if not vector.license:
-        return {}
-    names = (
-        [*chain.from_iterable(stated(name, key) for name in models), *stated_in(vector.card, key)]
-        for key in LICENSE_KEYS[1:]
-    )
-    return license_metadata(vector.license.split(" AND "), *names)
-
-
-def vector_card(
-    vector: TaskVector,
-    place: str,
-    loaded: str,
-    *,
-    languages: Iterable[str] | None,
-    license: Mapping[str, Any] | None = None,
-) -> str:
-    """Text of a card for a task vector: the file or repository that it is in, and the name that loads the encoder."""
-    base = vector.base_name
-    metadata = {
-        **(license_of(vector) if license is None else license),
-        **hub_languages(languages or ()),
-        "base_model": HUB_ID if is_starter(base) else _hub_id(base),
-        "library_name": "metaphrase",
-        "tags": ["metaphrase", "task-vector"],
-    }
-    names = (one_line(base or "BASE"), one_line(place))
-    removed = "" if vector.directions is None else f", and {len(vector.directions)} directions are projected out"
-    return _CARD.format(
-        metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
-        title=cell(place.removesuffix(SUFFIX)),
-        parameters=_size(vector),
-        base=cell(base or "the base"),
-        alpha=vector.alpha,
-        directions=removed,
-        call=code(f"load_encoder({json.dumps(loaded, ensure_ascii=False)})"),
-        command=fence(shlex.join(["metaphrase", "merge", *names, "--output_dir", "merged"]), "bash"),
-    )
-
-
-def _hub_id(base: str | None) -> str | None:
-    """The Hub id in the name of a base with its commit, or of the last task vector that is part of the base."""
-    name, revision = split_revision((base or "").split(PLUS)[-1])
-    return name if revision and name not in installed_models() else None
-
-
-def _size(vector: TaskVector) -> int:
-    return sum(one.numel() for one in vector.differences.values())
 
 
 def describe(result: Merge) -> Sequence[str]:
