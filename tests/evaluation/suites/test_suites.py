@@ -785,6 +785,25 @@ def test_a_probe_transfers_what_english_shows(data, subject, bitext):
             assert low - 1e-9 <= row["score"] <= high + 1e-9
 
 
+@pytest.mark.parametrize("transfer", ["probe", "finetune"])
+def test_translations_of_a_pair_are_one_item(data, subject, transfer):
+    """Files drop different rows, so that the same number of a row is another pair."""
+    path = data / "pawsx" / "dev-de.tsv.gz"
+    with gzip.open(path, "rt") as file:
+        lines = file.read().splitlines()
+    write_lines(path, (("NS\tNS\t0" if at < 6 else line) for at, line in enumerate(lines)))
+    tiny = {"max_steps": 1, "max_length": 24, "use_cpu": True}
+    subject = replace(subject, settings=replace(SETTINGS, transfer=transfer, first=8, finetuning=tiny))
+    (part,) = find_benchmarks(data, ["paraphrase"], subject.settings)[0]
+    (scores,) = run_benchmark(part, subject)["scores"].values()
+    english, german = (set(scores["languages"][language]["item_ids"]) for language in ("en", "de"))
+    assert english != german
+    assert 0 < len(english & german)
+    assert len(english) == scores["languages"]["en"]["n"] == 8
+    compared = compare(Result.from_dict(scores), Result.from_dict(scores), resamples=50)
+    assert compared["pooled"]["clusters"] == len(english | german)
+
+
 def write_treebanks(data, bitext, tag, sides):
     names = ("en_ewt", sides[1], "dev"), ("en_ewt", sides[1], "test"), ("de_pud", sides[0], "test")
     for name, side, split in names:

@@ -104,6 +104,9 @@ FINETUNED = {
     ),
 }
 
+#: What the cached results of these suites depend on, in addition to their settings.
+_INTERVALS = {"intervals": "shared items"}
+
 #: The suites that train a probe, by the value of `Settings.transfer`.
 PROBED_BY = {
     "auto": ("paraphrase", "pos"),
@@ -133,6 +136,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 used,
                 probe.work * text_size(used),
                 partial(_measure_probe, name, probe, folder, wanted, used),
+                _INTERVALS,
             )
         elif wanted:
             precision = {"bf16": True} if settings.bf16 else {}
@@ -144,7 +148,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 used,
                 task.work * text_size(used) * settings.finetuning_runs,
                 partial(_measure, name, scale, folder, wanted, used),
-                {"small scale": scale},
+                {"small scale": scale, **_INTERVALS},
                 reads=("languages", "finetuning_runs"),
             )
 
@@ -169,7 +173,8 @@ def _measure_probe(
     )
     benchmark = load_benchmark(options, task.form, seed=42, files=files)
     scores = probe.measure(benchmark, subject.model, subject.encoding())
-    rows = {code: {"n": len(benchmark.test[code]), **asdict(score)} for code, score in scores.items()}
+    ids = benchmark.item_ids()
+    rows = {code: {"n": len(ids[code]), "item_ids": ids[code], **asdict(score)} for code, score in scores.items()}
     found = {
         "data": benchmark.facts("train", "test"),
         "languages": rows,
@@ -252,12 +257,14 @@ def mean_of_runs(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
     """Results of a fine-tuned model, one for each of its first two metrics.
 
-    Only the first keeps the items that `compare` tests: whether a pair is correct, the F1 of an answer, or the numbers of
-    chunks of a tagged sentence.
+    Only the first keeps the items that `compare` tests: whether a pair is correct or the F1 of an answer, with the ids that
+    translations share, or the numbers of chunks of a tagged sentence.
     """
     results: dict[str, Result] = {}
     tested = found.get("data", {}).get("test", {})
-    kept = ("items", "run_scores", "checkpoint", "metrics")
+    kept = ["items", "run_scores", "checkpoint", "metrics"]
+    if FINETUNED[name].statistic == "shared_items":
+        kept.append("item_ids")
     for measure in list(found["average"])[:2]:
         first = not results
         languages = {

@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -72,6 +73,10 @@ class TransferData:
             part: {code: {"n": len(data), "sha256": digest(data)} for code, data in getattr(self, part).items()}
             for part in parts or ("train", "dev", "test")
         }
+
+    def item_ids(self) -> dict[str, list[int]]:
+        """Ids of the test items of each language; the translations of an item have the same id."""
+        return {code: [zlib.crc32(item.encode()) for item in data["item"]] for code, data in self.test.items()}
 
 
 @dataclass(frozen=True)

@@ -72,11 +72,15 @@ def fine_tune(task: Task, *, files: Sequence[Path] | None = None) -> dict[str, A
 
     Returns the content of ``results.json``, which :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts to
     ``Result`` objects: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and ``checkpoint``, ``average`` and
-    ``average_without_english``, settings, data with their digests, runs with their dev scores, and seconds.
+    ``average_without_english``, settings, data with their digests, runs with their dev scores, and seconds. The ``item_ids``
+    of each language are added.
     """
     benchmark = load_benchmark(task.options, task.form, seed=task.arguments.seed, files=files)
     run = partial(_run_all, task, benchmark)
-    return run_once(task.name, task.source, task.options, task.arguments, benchmark.facts(), run)
+    results = run_once(task.name, task.source, task.options, task.arguments, benchmark.facts(), run)
+    for language, ids in benchmark.item_ids().items() if results else ():  # only the first process has results
+        results["languages"][language]["item_ids"] = ids
+    return results
 
 
 def run_once(
