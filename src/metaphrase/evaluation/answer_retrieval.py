@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -421,7 +422,8 @@ def evaluate_monolingual_answers(
     for (language, one), question_nh, candidate_mh in zip(sets.items(), questions, candidates, strict=True):
         ranks = rank_answers(question_nh, [candidate_mh], np.array(one.answers)[:, None], 0)
         item_n = ranks.reciprocal_nl[:, 0].round(6)
-        languages[language] = Measurement.of_items(item_n, _sha256({language: one}, "sentence"))
+        ids = [zlib.crc32(question.encode()) for question in one.ids]
+        languages[language] = Measurement.of_items(item_n, _sha256({language: one}, "sentence"), item_ids=ids)
     return Result(
         suite="monolingual answers",
         model=type(model).__name__,
