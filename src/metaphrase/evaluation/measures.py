@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 
 from metaphrase.evaluation.significance import CHUNK, RESAMPLES, item_differences, resampled_means
+from metaphrase.exceptions import DataMismatchError
 
 #: Directions of retrieval, as its results name them.
 DIRECTIONS = ("source_to_target", "target_to_source")
@@ -130,12 +131,22 @@ class ScoreOfSamples(Measure):
     def samples(
         self, results: Sequence[Mapping[str, Any]], *, resamples: int, seed: int
     ) -> dict[str, list[NDArray[np.float64]]]:
-        """`scores` of each language."""
+        """`scores` of each language.
+
+        Raises:
+            DataMismatchError: The results have different numbers of items, because a file is damaged.
+        """
         rng = np.random.default_rng(seed)
         samples = {}
         for language in sorted(results[-1]):
             rng = np.random.default_rng(seed) if self.shared else rng
-            samples[language] = self.scores([one[language] for one in results], resamples, rng)
+            sides = [one[language] for one in results]
+            if len({len(items) for items in sides}) > 1:
+                raise DataMismatchError(
+                    f"The results for {language!r} must have the same items, but one has {len(sides[0])} and the other "
+                    f"{len(sides[-1])}. Evaluate both models again."
+                )
+            samples[language] = self.scores(sides, resamples, rng)
         return samples
 
     def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:

@@ -20,7 +20,6 @@ from metaphrase.evaluation.measures import FEWER_RESAMPLES, MEASURES, ScoreOfCou
 from metaphrase.evaluation.result import Measurement, Result, mean_of, with_intervals
 from metaphrase.evaluation.significance import percentile_interval
 from metaphrase.evaluation.suites.benchmarks import (
-    REVISION,
     Benchmark,
     Settings,
     Subject,
@@ -56,6 +55,7 @@ class FineTunedTask:
         work: Bytes encoded per byte of the files, estimated from the durations on one machine.
         splits: Splits of its data, by the option that names them; those measured are last.
         statistic: Measure of the items of its first metric, a key of `MEASURES`.
+        revision: Version of its training runs and their scores. Kept runs of other revisions are not read.
     """
 
     suite: str
@@ -67,6 +67,7 @@ class FineTunedTask:
     splits: Mapping[str, str] = field(default_factory=lambda: {"halves": "dev"})
     protocol: str = "trained on half of the English items, measured on the other half in all languages"
     statistic: str = "shared_items"
+    revision: int = 3
 
     def files(self, folder: Path, languages: Collection[str]) -> tuple[Path, ...]:
         """The files of its data in some languages, and in English."""
@@ -101,6 +102,7 @@ FINETUNED = {
         {"train": "dev", "test": "test"},
         "trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy",
         "chunk_f1",
+        revision=4,
     ),
 }
 
@@ -214,7 +216,7 @@ def _measure(
     settings.setdefault("split_seed", scale["seed"])
     runs, data = [], files_sha256(files)
     for seed in range(scale["seed"], scale["seed"] + subject.settings.finetuning_runs):
-        content = settings | {"seed": seed, "revision": REVISION, "data": data}
+        content = settings | {"seed": seed, "revision": FINETUNED[name].revision, "data": data}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         output = subject.folder / f"{name}-{digest[:8]}"
         run = settings | {"seed": seed, "output_dir": str(output), "disable_tqdm": not subject.show_progress}

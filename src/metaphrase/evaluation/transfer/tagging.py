@@ -1,7 +1,7 @@
 """Part-of-speech tagging: trained on an English treebank of Universal Dependencies, measured on those of other languages.
 
 The tag of a word is predicted from its first piece. A long sentence is split between words, so that every word is tagged
-and counted.
+and counted. Its parts are scored as one sentence, because where it is split depends on the tokenizer.
 
 References: Hu et al. 2020 (XTREME), section 3.2; Hu et al. 2021 (AMBER), section 3.2.
 """
@@ -108,19 +108,21 @@ class TaggingTask(Task):
         return [part for row in rows for part in self.tagger.parts(row)]
 
     def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
-        """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each part of a sentence."""
+        """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
 
         def read(output: Any, batch: Sequence[TaggedPieces]) -> list[list[str]]:
             best = output.logits.argmax(-1).tolist()
             return [[UPOS[row[at]] for at in part.first] for row, part in zip(best, batch, strict=True)]
 
-        parts = self.units(data)
-        predicted = self.predict(model, parts, read=read, length=lambda part: len(part.inputs["input_ids"]))
-        return score_tags([part.tags for part in parts], predicted, whole_types=self.whole_types)
+        cut = [list(self.tagger.parts(row)) for row in data]
+        parts = [part for sentence in cut for part in sentence]
+        found = iter(self.predict(model, parts, read=read, length=lambda part: len(part.inputs["input_ids"])))
+        predicted = [[tag for _ in sentence for tag in next(found)] for sentence in cut]
+        return score_tags(data["tags"], predicted, whole_types=self.whole_types)
 
 
 def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Score:
-    """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each part of a sentence."""
+    """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
     metrics, chunks = tag_scores(gold, predicted, whole_types=whole_types)
     (f1_r,) = ChunkF1().scores([np.array(chunks)], RESAMPLES, np.random.default_rng(0))
     return Score(metrics, percentile_interval(f1_r), chunks)
@@ -135,6 +137,6 @@ def finetune_tagging(
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
-        ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each part of a sentence.
+        ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each sentence.
     """
     return fine_tune(TaggingTask(options, arguments), files=files)
