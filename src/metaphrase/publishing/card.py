@@ -52,8 +52,9 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         license_link: Its address, or the name of its file.
         recipe: The recipe as data; its `name` becomes a tag.
         results: One row per test set and language: `data`, `language`, `n` (pairs), `before` and `after` (accuracy in
-            percent); if both were compared also `difference`, `interval` (its bounds) and `verdict`. A row of a
-            benchmark on the Hub also has its `dataset_id` and `task_id`, and optionally `dataset_revision`.
+            percent); if both were compared also `difference`, `interval` (its bounds), `verdict`, and `clusters` and `runs` as in
+            `evaluation.compare.ComparedRow`. A row of a benchmark on the Hub also has its `dataset_id` and `task_id`, and
+            optionally `dataset_revision`.
         retention: One row per test set in languages without training data: `data`, number of `languages` and of pairs
             (`n`), `before`, `after`, `difference` and its `interval` as means over the languages, the acceptable loss
             (`limit`), the `verdict` (kept, lost or uncertain) and the `worst` languages with their differences. A row
@@ -341,7 +342,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
 
 def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a row of the card takes from a comparison."""
-    keys = ("n", "before", "after", "difference", "interval", "limit", "verdict")
+    keys = ("n", "clusters", "runs", "before", "after", "difference", "interval", "limit", "verdict")
     return {key: row[key] for key in keys if key in row}
 
 
@@ -417,7 +418,7 @@ def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "After": f"{row['after']:.1f}",
         "Difference (95 %)": f"{row['difference']:+.2f} ({low:+.2f} … {high:+.2f})",
         "Red line": f"{0 - row['limit']:g}" if "limit" in row else "",
-        "Verdict": str(row["verdict"]),
+        "Verdict": verdict_shown(row),
         "Largest losses": ", ".join(f"{language} {loss:+.1f}" for language, loss in row["worst"].items()) or "none",
     }
 
