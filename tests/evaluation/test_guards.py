@@ -246,7 +246,9 @@ def test_folders_with_labels(tiny_encoder, tmp_path, bitext, kind):
     row = data_guard(tiny_encoder, few, prompts=["x: "]).measure(tiny_encoder)
     assert row["languages"].keys() == few.sets.keys()
     assert row["verdict"] in ("tie", "worse")  # the original counts with its better prompt
-    questions = {question for one in few.sets.values() for question in getattr(one, "ids", ())}  # German lacks the first
+    questions = {
+        question for one in few.sets.values() for question in getattr(one, "ids", ())
+    }  # German lacks the first
     assert row.get("clusters") == {"retrieval": None, "sib200": 4, "monolingual answers": len(questions)}[kind]
     assert len(questions) != 4
 

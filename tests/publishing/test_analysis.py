@@ -5,6 +5,9 @@ import torch
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.words import Words
+from metaphrase.evaluation.diagnosis import hubs_of
+from metaphrase.evaluation.geometry import hubs
+from metaphrase.mining.search import unit_rows
 from metaphrase.publishing import analysis
 from tests.publishing.reports import found
 
@@ -143,6 +146,18 @@ def test_a_copy_of_the_translation_is_no_rival():
     assert len(pair_n) == 3
     assert (other_n[:2] < pair_n[:2]).all()  # the third sentence, not the copy, which has the same margin
     assert len(analysis.margins(source[:2], target[:2], ParallelSet("sw", ("a", "a"), ("A", "A")))[0]) == 0
+
+
+def test_geometry_counts_copies_of_a_target_as_one_hub():
+    """Half of the targets are one text; searched once each, its copies would fill the neighbours of every source."""
+    source, target = vectors(24)
+    target[::2] = target[0]
+    data = ParallelSet("sw", tuple(map(str, range(24))), tuple("hub" if at % 2 == 0 else str(at) for at in range(24)))
+    facts = analysis.geometry_of({"sw": {"after": (source, target)}}, {"sw": data})["after"]
+    sides = unit_rows(source), unit_rows(target)
+    (worst, *_), hubness = (hubs_of(data, sides)[key] for key in ("hubs", "hubness"))
+    assert (facts["hub"], facts["hub_count"], facts["hubness"]) == (worst["text"], worst["count"], hubness)
+    assert facts["hubness"] != hubs(*sides).skewness
 
 
 SCALES = {"before": 0.02, "after": 0.3}

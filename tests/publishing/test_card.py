@@ -117,10 +117,20 @@ def test_a_comparison_becomes_rows_with_the_pooled_one_last(card):
 
 
 def test_ties_on_few_shared_items_are_too_few_to_tell(card, tmp_path):
-    tie = {"n": 160, "clusters": 40, "before": 80.0, "after": 79.0, "difference": -1.0, "interval": [-3.0, 1.0], "verdict": "tie"}
+    tie = {
+        "n": 160,
+        "clusters": 40,
+        "before": 80.0,
+        "after": 79.0,
+        "difference": -1.0,
+        "interval": [-3.0, 1.0],
+        "verdict": "tie",
+    }
     card.add_comparison("UDHR", {"languages": {}, "pooled": tie})
     card.add_ability("mlqa", tie | {"languages": {"de": -1.0}})
-    rows = [cells(line) for line in written(card, tmp_path).text.splitlines() if line.startswith(("| UDHR", "| other"))]
+    rows = [
+        cells(line) for line in written(card, tmp_path).text.splitlines() if line.startswith(("| UDHR", "| other"))
+    ]
     assert ["too few to tell" in row for row in rows] == [True, True]
 
 

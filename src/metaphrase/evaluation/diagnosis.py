@@ -43,6 +43,7 @@ from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.counts import counted
 from metaphrase.io.files import UDHR
 from metaphrase.io.progress import Advance
+from metaphrase.mining.search import distinct_texts
 from metaphrase.modeling.bulk import encode, is_text_transformer
 
 SAMPLE = 2000
@@ -148,9 +149,9 @@ def diagnose(
                 f"{FEWEST}. Pass more pairs, or a larger --sample."
             )
         findings.append(Finding("info", "not-measured", message))
-    result.language_identification.update(language_identification(_by_language(embedded, target_lang)))
+    result.language_identification.update(language_identification(by_language(embedded, target_lang)))
     for language, (part, row_n) in chosen.items():
-        result.languages[language] = measure(embedded[language], seed) | _hubs(part, embedded[language])
+        result.languages[language] = measure(embedded[language], seed) | hubs_of(part, embedded[language])
         if judged:
             findings += _paired(model, sets[language], result.languages[language], embedded[language], row_n)
     if judged and is_text_transformer(model):
@@ -266,7 +267,7 @@ def _compare(facts: dict[str, float], new_nh: NDArray[np.float32], old_nh: NDArr
     return []
 
 
-def _by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[str, NDArray[np.float32]]:
+def by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[str, NDArray[np.float32]]:
     """Embeddings of each language; the target language's are taken from all sets in turn."""
     targets = [target_nh for _, target_nh in embedded.values()]
     n = min(map(len, targets))
@@ -274,10 +275,10 @@ def _by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[s
     return {language: source_nh for language, (source_nh, _) in embedded.items()} | {target_lang: mixed_nh}
 
 
-def _hubs(pairs: ParallelSet, sides: Embeddings) -> dict[str, Any]:
-    """Hubness of the targets for the sources, and the worst hubs."""
+def hubs_of(pairs: ParallelSet, sides: Embeddings) -> dict[str, Any]:
+    """``hubness`` of the targets for the sources, and the worst ``hubs``; copies of a target are one hub."""
     source_nh, target_nh = sides
-    first_m = np.sort(np.unique(pairs.targets, return_index=True)[1])  # copies of a target are one hub
+    first_m = distinct_texts(pairs.targets)
     found = hubs(source_nh, target_nh[first_m])
     worst = np.argsort(-found.count_m, kind="stable")[:HUBS_SHOWN]
     rows = [{"text": pairs.targets[first_m[row]], "count": int(found.count_m[row])} for row in worst]

@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from metaphrase.aligners.embedding import EmbeddingAligner, link_units
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.words import Words, are_tokenised, segmenter_of_text
-from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
+from metaphrase.evaluation.diagnosis import by_language, hubs_of
+from metaphrase.evaluation.geometry import isotropy, language_identification
 from metaphrase.evaluation.similarity_structure import kept_structure
 from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.environment import install_command
@@ -335,19 +336,16 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
     facts: dict[str, dict[str, Any]] = {}
     for side in next(iter(embedded.values())):
         pairs = {language: tuple(map(unit_rows, sides[side])) for language, sides in embedded.items()}
-        first = next(iter(pairs.values()))
-        probe = language_identification(
-            {code: source for code, (source, _) in pairs.items()} | {TARGET_LANGUAGE: first[1]}
-        )
-        found = {code: hubs(both[0], both[1]) for code, both in pairs.items()}
-        worst = max(found, key=lambda code: int(found[code].count_m.max()))
+        probe = language_identification(by_language(pairs, TARGET_LANGUAGE))
+        found = [hubs_of(sets[code], both) for code, both in pairs.items()]
+        worst = max((one["hubs"][0] for one in found), key=lambda hub: hub["count"])
         facts[side] = {
             "language": probe.get("accuracy"),
             "chance": probe.get("chance"),
             "isotropy": isotropy(np.concatenate([rows_nh for both in pairs.values() for rows_nh in both])),
-            "hubness": float(np.mean([one.skewness for one in found.values()])),
-            "hub": sets[worst].targets[int(found[worst].count_m.argmax())],
-            "hub_count": int(found[worst].count_m.max()),
+            "hubness": float(np.mean([one["hubness"] for one in found])),
+            "hub": worst["text"],
+            "hub_count": worst["count"],
         }
     if "before" in facts:
         before, after = ([sides[side][0] for sides in embedded.values()] for side in SIDES)
