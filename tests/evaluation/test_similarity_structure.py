@@ -157,6 +157,11 @@ def test_the_structure_of_languages_is_their_mean():
     upper = np.triu_indices(6, 1)
     cosines = [(one @ one.T)[upper] for one in (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (before, after))]
     expected = 100 * spearmanr(*cosines).statistic
-    assert kept_structure([before], [after]) == pytest.approx(expected)
-    assert kept_structure([before, before], [after, 3 * before]) == pytest.approx((expected + 100) / 2)
-    assert kept_structure([before[:2]], [after[:2]]) == 100
+    texts = list("abcdef")
+    assert kept_structure([texts], [before], [after]) == pytest.approx(expected)
+    assert kept_structure([texts] * 2, [before, before], [after, 3 * before]) == pytest.approx((expected + 100) / 2)
+    assert kept_structure([texts[:2]], [before[:2]], [after[:2]]) == 100
+    assert kept_structure([texts], [np.ones((6, 8))], [after]) == 100  # no order to lose
+    repeated = [0, 1, 1, 2, 3, 0, 4, 5]
+    sides = [[one[repeated]] for one in (before, after)]
+    assert kept_structure([[texts[at] for at in repeated]], *sides) == pytest.approx(expected)

@@ -140,7 +140,9 @@ def diagnose(
         prompt = resolve_prompt(model, "auto")
         before = [side_nh for pairs, _ in chosen.values() for side_nh in _embed(baseline, pairs, advance, prompt)]
         findings += _compare(result.geometry, all_nh, np.concatenate(before))
-        result.geometry["structure"] = kept_structure(before[::2], [source_nh for source_nh, _ in embedded.values()])
+        sources = [pairs.sources for pairs, _ in chosen.values()]
+        after = [source_nh for source_nh, _ in embedded.values()]
+        result.geometry["structure"] = kept_structure(sources, before[::2], after)
     if not judged:
         message = "The corpus was not checked, because the embeddings have collapsed."
         if texts < FEWEST:

@@ -24,7 +24,7 @@ from metaphrase.evaluation.significance import CHUNK, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.io.files import DEMO, UDHR
-from metaphrase.mining.search import unit_rows
+from metaphrase.mining.search import distinct_texts, unit_rows
 
 logger = logging.getLogger(__name__)
 
@@ -133,16 +133,20 @@ def similarity_structure(
     )
 
 
-def kept_structure(before: Sequence[NDArray[Any]], after: Sequence[NDArray[Any]]) -> float:
+def kept_structure(
+    texts: Sequence[Sequence[str]], before: Sequence[NDArray[Any]], after: Sequence[NDArray[Any]]
+) -> float:
     """Mean over the languages of the correlations of `similarity_structure`, without intervals.
 
-    Each array holds the embeddings of the same sentences of a language, shape ``(n, hidden)``, of which the first 300 are
-    compared. A language with fewer than three sentences has no order to lose, and counts 100.
+    For each language, there are its sentences and their embeddings by both encoders, shape ``(n, hidden)``. The first 300
+    different sentences are compared. A language whose sentences are all equally similar to the original, or that has fewer
+    than three, has no order to lose, and counts 100.
     """
     correlations = []
-    for old_nh, new_nh in zip(before, after, strict=True):
-        old_p, new_p = (pairwise_cosines(one_nh[:_SENTENCES]) for one_nh in (old_nh, new_nh))
-        correlations.append(spearman(old_p, new_p) if len(old_p) > 1 else 100.0)
+    for sentences, *sides in zip(texts, before, after, strict=True):
+        row_n = distinct_texts(sentences)[:_SENTENCES]
+        old_p, new_p = (pairwise_cosines(one_nh[row_n]) for one_nh in sides)
+        correlations.append(spearman(old_p, new_p) if len(np.unique(old_p)) > 1 else 100.0)
     return float(np.mean(correlations))
 
 

@@ -349,7 +349,7 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
         }
     if "before" in facts:
         before, after = ([sides[side][0] for sides in embedded.values()] for side in SIDES)
-        facts["after"]["structure"] = kept_structure(before, after)
+        facts["after"]["structure"] = kept_structure([sets[code].sources for code in embedded], before, after)
     return facts
 
 
