@@ -114,10 +114,10 @@ def table(content: Mapping[str, Any]) -> str:
     machines = {row["hardware"].get("gpu") or cores(row["hardware"]) for row in rows}
     lines = [
         f"The first run is {runs[0]}, the second {runs[1]}. Dev data, without prompt"
-        f"{', in bfloat16' if content['bf16'] else ''} ({', '.join(sorted(machines))}). For each pair of weights, the table "
-        "shows the number of directions with the largest sum of the three scores for translations and answers (mAP), first "
-        "among those with which neither answers nor similarities within a language are worse than the starter's, then among "
-        "all. Single runs: small differences are not meaningful.",
+        f"{', in bfloat16' if content['bf16'] else ''} ({', '.join(sorted(machines))}). A pair of weights has up to two rows. "
+        "Both show the number of directions with the largest sum of translations, on both dev sets, and answers (mAP): the "
+        "first if neither answers nor similarities within a language may be worse than the starter's, the second without "
+        "this condition. Single runs: small differences are not meaningful.",
         "",
     ]
     shown = [row for row in rows if not any(row["weights"])]

@@ -40,13 +40,13 @@ The starter is multilingual-e5-small with weights rounded to 4 bits (`starter@wh
 prompt, and each score is compared with the better of the two. Encoders *as trained* are measured without prompts.{released}
 
 Differences are in points, with 95 % intervals over seeds and items together. *Seeds* is the number of trained encoders that
-were measured; with one, the interval covers items only. A verdict is *better* or *worse* after Holm's correction over all
+were measured; with one seed, the interval covers items only. A verdict is *better* or *worse* after Holm's correction over all
 recipes of the comparison, and *tie* otherwise. ↓: lower is better.
 {results}
 
 ## Training
 
-- **Text**: the demo's bitext, {pairs:,} sentence pairs of localisation files of free software: English, and {languages}.
+- **Text**: the demo's bitext, {pairs:,} sentence pairs from localisation files of free software: English, and {languages}.
 - **Steps**: {steps} steps of {batch} pairs, with seeds {seeds}, on {hardware}.
 - **Encoder**: word embeddings are frozen. Sentences are truncated to {length} pieces.
 - **Recipe**:{changes}
@@ -61,13 +61,13 @@ In a clone of metaphrase, with a folder of benchmarks:
 python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 ```
 
-The key `task_vectors_sha256` in the metadata of this card holds the digest of what training changed, for each seed. A
-repeated run has the same digests only on the same hardware and with the same versions.
+The key `task_vectors_sha256` in the metadata of this card contains, for each seed, the digest of the task vector: the change
+of the weights in training. A repeated run has the same digests only on the same hardware and with the same versions.
 
 ## Limits
 
 - The bitext (short strings of software) and the number of steps are small{larger}.
-- The vocabulary is that of the base, and the word embeddings were frozen.
+- The vocabulary is unchanged, and the word embeddings were frozen.
 - Results differ for other encoders, texts and seeds.
 
 ## Citation
@@ -79,7 +79,7 @@ RELEASED = (
     " *Merged and debiased* encoders are merged with the starter (weight {merge:g}), and {debias} directions of language "
     "identity are projected out."
 )
-CHANGED = " the terms differ from those of the package, because the bitext has no other text and the run is short."
+CHANGED = " the terms differ from the packaged recipe, because there is no monolingual text and the run is short."
 
 
 def write_cards(results: Path, folder: Path = CARDS) -> list[Path]:

@@ -287,7 +287,7 @@ def machine(content: Mapping[str, Any]) -> str:
 
 
 def main_tables(stored: Stored, recipes: Sequence[str], plot: str | None) -> str:
-    """The differences to the starter in a setting, as Markdown."""
+    """The differences from the starter in a setting, as Markdown."""
     trained = [recipe for recipe in recipes if stored.seeds(recipe)]
     if not trained or not stored.scores:
         return EMPTY
@@ -332,7 +332,7 @@ def _alpha_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     """Gain and guards at the smallest alpha above 0 that was tried, means over the seeds, and the chosen alphas."""
     first = min(point["alpha"] for curve in stored.alphas.values() for point in curve["points"] if point["alpha"])
     yield from (
-        f"Differences to the starter at alpha {first:g}, the smallest one above 0 that was tried: means over seeds, with the "
+        f"Differences from the starter at alpha {first:g}, the smallest one above 0 that was tried: means over seeds, with the "
         "interval over items if there is one seed.",
         "",
     )
@@ -482,7 +482,7 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
 def write_page(results: Path, page: Path, config: Path = CONFIG) -> None:
     """Write the tables and the plot of every setting between the markers of a page, each under its own heading.
 
-    If there is a page with the same name and ``-tables``, it receives all tables but the differences to the starter, and
+    If there is a page with the same name and ``-tables``, it receives all tables but the differences from the starter, and
     those too of the settings in ``replications`` of the configuration.
     """
     content = yaml.safe_load(config.read_text(encoding="utf-8"))

@@ -581,10 +581,10 @@ def table(content: Mapping[str, Any]) -> str:
         f"{content['steps']} steps of {content['batch_size']} pairs of {content.get('corpus', DEMO_WORDS)}, word embeddings "
         f"frozen unless a name says otherwise, seed{'s' * several} {', '.join(map(str, content['seeds']))}; without prompt, "
         f"on dev data ({', '.join(sorted(names))}). α is the share of the way from the original encoder to the trained one. "
-        "Each recipe has up to two rows: the α and the number of directions with the largest sum of translations and "
-        "answers, first among those with which neither answers nor similarities within a language are worse than the "
-        "starter's, then among "
-        + ("all. Means over the seeds" if several else "all. Single runs")
+        "A recipe has up to two rows. Both show the α and the number of directions with the largest sum of translations and "
+        "answers: the first if neither answers nor similarities within a language may be worse than the starter's, the "
+        "second without this condition. "
+        + ("Means over the seeds" if several else "Single runs")
         + ": small differences are not meaningful.",
         "",
     ]

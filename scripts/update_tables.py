@@ -172,7 +172,7 @@ GROUPS = {group: f"the {group}" for group in ("36", "14", "8", "5", "4")} | {
 
 #: What the groups are.
 GROUPS_NOTE = (
-    "The groups are those of the papers. The 36 are the languages of Tatoeba in XTREME, and the 14 also those of XNLI. "
+    "The papers define these groups. The 36 are the languages of Tatoeba in XTREME, and the 14 are also in XNLI. "
     + " ".join(f"The {group}: {', '.join(TATOEBA_GROUPS[group])}." for group in ("8", "5", "4"))
 )
 
@@ -267,7 +267,7 @@ def _score(row: dict[str, Any]) -> dict[str, Any]:
 
 #: What the names of test sets mean, by the regular expression of a score's name.
 TEST_SETS = {
-    r"demo": "`demo`: held-out pairs of the bitext of `metaphrase demo`. Other pairs of it were used for training.",
+    r"demo": "`demo`: held-out pairs of the bitext of `metaphrase demo`. Other pairs of this bitext were used for training.",
     r"lafand": "`lafand`: Swahili news of LAFAND-MT.",
     r"software": (
         "`software`: localisation strings, 500 pairs of each language, from the sources of the release's training"
@@ -276,7 +276,7 @@ TEST_SETS = {
     r"tatoeba": "`tatoeba`: Tatoeba v1 of LASER.",
     r"udhr": (
         "`udhr`: the Universal Declaration of Human Rights. Directions of language identity were estimated on its "
-        "articles with odd numbers."
+        "odd-numbered articles."
     ),
     r".* xsim": "`xsim`: retrieval by ratio margin instead of cosine.",
     r".* xsim\+\+": (
