@@ -155,7 +155,7 @@ def add_alignment(
         segmenter: ``"icu"`` finds the words of languages written without spaces (zh, ja, th, …) with ICU, and splits
             others at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already, and on a
             side of the corpus with mostly such texts. ``"whitespace"`` splits all languages at spaces.
-        overwrite: Align pairs that already have links.
+        overwrite: Also align pairs that already have links, and replace these.
         show_progress: Show progress bars on stderr.
         folder: Folder for aligned chunks and trained aligners. The next call with the same arguments resumes from them.
         chunk_size: Pairs that are aligned and stored together. Defaults to 10,000 for a statistical aligner and 500 for

@@ -87,8 +87,8 @@ class AlignOptions(BitextOptions):
         "with ICU; the column 'segmenter' marks such pairs. auto: icu, except in texts whose words are separated by "
         "spaces already.",
     )
-    overwrite: bool = option(False, "Align pairs that already have links.")
-    pharaoh: bool = option(False, "Write only the links of lines of stdin, '0-0 1-2'.")
+    overwrite: bool = option(False, "Also align pairs that already have links, and replace these.")
+    pharaoh: bool = option(False, "For lines of stdin: write only the links, as '0-0 1-2'.")
     save: str | None = option(None, "Folder for the trained statistical aligners, one for each pair of languages.")
     load: str | None = option(
         None, "Load statistical aligners that --save wrote; lines of stdin are then aligned as they arrive."

@@ -37,7 +37,7 @@ COMMANDS = {
     "diagnose": "Find problems in a corpus, or in a model on a corpus",
     "mine": "Find translations in two monolingual texts",
     "filter": "Score the pairs of a bitext, and keep those above a threshold",
-    "merge": "Merge a tuned encoder with its base, or store what training changed in a small file",
+    "merge": "Merge a tuned encoder with its base, or store their difference in a small file",
     "debias": "Remove language identity from the embeddings of an encoder, without training",
     "export": "Reduce the size of an encoder, and measure the cost",
     "pull": "Write an encoder as a plain folder that Sentence Transformers loads",

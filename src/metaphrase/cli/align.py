@@ -26,7 +26,7 @@ from metaphrase.io.files import replacing, write_json
 from metaphrase.io.tables import titled_table
 from metaphrase.io.work_folders import work_folder_of
 
-DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV, links the words of a bitext."
+DESCRIPTION = "Link the words of a bitext: from files to a file, or line by line from stdin to stdout."
 
 EXAMPLES = (
     "metaphrase align pairs.tsv -o aligned.parquet --source_lang sw",

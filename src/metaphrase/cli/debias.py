@@ -11,9 +11,9 @@ from metaphrase.cli.output import emit, notes, show_progress
 from metaphrase.postprocessing.debiasing import DebiasOptions, describe, write_debiased
 
 DESCRIPTION = (
-    "metaphrase debias MODEL -o DIR projects out the directions in which the mean embeddings of languages differ most, so "
-    "that a search in many languages ranks answers by meaning rather than by their language. The result is a plain "
-    "SentenceTransformer folder with one more linear layer."
+    "Project out the directions in which the mean embeddings of languages differ most, so that a search in many languages "
+    "ranks answers by meaning rather than by language. The result is a plain SentenceTransformer folder with one more "
+    "linear layer."
 )
 EXAMPLES = (
     "metaphrase debias starter --output_dir runs/starter-debiased",

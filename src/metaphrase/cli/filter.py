@@ -12,7 +12,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.mining.filtering import filter_corpus
 from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOptions
 
-DESCRIPTION = "metaphrase filter CORPUS… -o OUT scores the pairs of a bitext, and keeps those above a threshold."
+DESCRIPTION = "Score the pairs of a bitext, and keep those above a threshold."
 EXAMPLES = (
     "metaphrase filter pairs.tsv --source_lang sw -o scored.tsv",
     "metaphrase filter data/ --languages sw -o good.parquet --threshold 1.06 --json",

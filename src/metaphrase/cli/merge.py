@@ -11,8 +11,8 @@ from metaphrase.cli.output import emit, notes, progress
 from metaphrase.postprocessing.merging import MergeOptions, describe, merge
 
 DESCRIPTION = (
-    "metaphrase merge BASE TUNED [TUNED ...] writes the base plus alpha times what training changed, as a plain "
-    "SentenceTransformer folder (--output_dir), or what training changed as one small file (--vector)."
+    "Merge tuned models into their base: base + alpha · (tuned − base). The result is a plain SentenceTransformer folder "
+    "(--output_dir), or a small file with the difference from the base, a task vector (--vector)."
 )
 EXAMPLES = (
     "metaphrase merge starter runs/sw --alpha 0.5 --output_dir runs/sw-merged",

@@ -15,7 +15,7 @@ from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOption
 if TYPE_CHECKING:
     from metaphrase.mining.workflow import MiningResult
 
-DESCRIPTION = "metaphrase mine SOURCE TARGET -o OUT finds the translations in two monolingual texts."
+DESCRIPTION = "Find the translations in two monolingual texts."
 EXAMPLES = (
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz",
     "metaphrase mine a.txt b.txt --source_lang sw --target_lang en -o mined.parquet --threshold auto --json",

@@ -10,8 +10,8 @@ from metaphrase.cli.output import emit
 from metaphrase.publishing.pulling import PullOptions, describe, pull
 
 DESCRIPTION = (
-    "metaphrase pull MODEL DIR writes an encoder as a plain SentenceTransformer folder, with its card, licence and notices: "
-    "an installed model, a model or a task vector on the Hub, the starter, or a base and its task vectors."
+    "Write an encoder as a plain SentenceTransformer folder, with its card, licence and notices. The encoder can be an "
+    "installed model, a model or a task vector on the Hub, the starter, or a base and its task vectors."
 )
 EXAMPLES = (
     "metaphrase pull metaphrase-e5-small my-encoder",

@@ -16,10 +16,9 @@ from metaphrase.io.environment import flush_denormals
 from metaphrase.io.redaction import without_tokens
 
 DESCRIPTION = (
-    "metaphrase push RUN --repo me/name uploads the release of a run, and no other file of its folder; with --vector, only "
-    "what training changed. metaphrase push VECTOR.safetensors --repo me/name uploads a task vector, and metaphrase push "
-    "ALIGNED.parquet --repo me/corpus a bitext as a data set. If a push fails, run it again: it uploads what is "
-    "missing. The access token comes from HF_TOKEN or `hf auth login`, never from the command line."
+    "Upload a release, a task vector (.safetensors), or a bitext (.parquet) as a data set. Of the folder of a run, only the "
+    "release is uploaded, or with --vector its task vector. If a push fails, run it again: it uploads what is missing. The "
+    "access token comes from HF_TOKEN or `hf auth login`, never from the command line."
 )
 
 EXAMPLES = (
@@ -47,7 +46,7 @@ class PushOptions:
     )
     vector: bool = option(
         False,
-        "Push only what training changed, as a small file that load_encoder adds to the encoder before training.",
+        "Push only the task vector of the run: the changes of the weights, which load_encoder adds to the base.",
     )
     bits: Literal[16, 8, 4] | None = option(None, "Bits for each value of --vector: 16, 8 or 4 (default: 8).")
     license: str | None = option(None, "Licence of a corpus, as the Hub spells it, e.g. cc-by-4.0.")

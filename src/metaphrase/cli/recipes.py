@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
         "metaphrase recipes",
         [RecipesOptions],
         argv,
-        description="metaphrase recipes [NAME] lists the recipes, or prints one.",
+        description="List the recipes, or print one.",
         examples=EXAMPLES,
     )
     recipes = [Recipe.load(options.show)] if options.show else list_recipes()

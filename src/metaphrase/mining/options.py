@@ -44,7 +44,7 @@ class SearchOptions:
     batch_size: Count = option(32, "Sentences per forward pass.")
     bf16: bool = option(
         False,
-        "Compute embeddings in bfloat16: faster on GPUs, and on CPUs with instructions for it (AVX512-BF16, AMX).",
+        "Compute embeddings in bfloat16: faster on GPUs, and on CPUs with bfloat16 instructions, such as AMX.",
     )
     half: bool = option(False, "Store embeddings in 16 bits, which halves the disk space.")
     shard_size: Count = option(SHARD, "Sentences that are embedded, searched and stored together.")

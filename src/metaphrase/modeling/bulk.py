@@ -61,7 +61,7 @@ def encode(
         convert_to_tensor: Return a tensor on the model's device instead of an array.
         tokens: Tokens per batch, including padding if the encoder requires it. None uses ``CPU_TOKENS`` or
             ``GPU_TOKENS``.
-        bf16: Compute in bfloat16, which is faster on GPUs and on CPUs with instructions for it. The embeddings are float32,
+        bf16: Compute in bfloat16, which is faster on GPUs and on CPUs with bfloat16 instructions. The embeddings are float32,
             with cosines above 0.99 to those without this option.
         advance: Called with the number of newly embedded sentences.
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def usable_bfloat16(*, wanted: bool, on_cpu: bool | None = None) -> bool:
-    """Whether to compute in bfloat16: if it is wanted, but not on a CPU without instructions for it, which is logged.
+    """Whether to compute in bfloat16: if requested, except on a CPU without instructions for it, with a warning.
 
     ``on_cpu`` is by default whether there is no accelerator.
     """

@@ -59,8 +59,8 @@ REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "eff
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 #: Help of ``--max_structure_loss``.
 STRUCTURE_LIMIT = (
-    "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. With labelled data in "
-    "--guard, 100 leaves the decision to these."
+    "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. If --guard has "
+    "labelled data, 100 disables this limit, so that only these data decide."
 )
 
 
@@ -113,7 +113,7 @@ class RunOptions:
     guard: list[str] = option(
         [],
         "Folders of data on which the release must not get worse, measured before and after training (--test), during "
-        f"training (--dev), and by --merge auto and --debias auto; they need different names: {GUARD_FOLDERS}.",
+        f"training (--dev), and by --merge auto and --debias auto. Their names must differ. Each contains {GUARD_FOLDERS}.",
     )
     max_structure_loss: AtLeast0 = option(MAX_STRUCTURE_LOSS, STRUCTURE_LIMIT)
     debias: str = option(  # likewise
@@ -144,7 +144,7 @@ class RunOptions:
     )
     monolingual_ratio: Ratio = option(1.0, "Monolingual texts per pair of the bitext.")
     paper_training: bool = option(
-        False, "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 on each of 8)."
+        False, "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 pairs on each of 8)."
     )
     max_length: Length | None = option(
         None, "Maximum number of pieces per sentence in training (default: the recipe's)."

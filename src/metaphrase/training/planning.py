@@ -163,7 +163,7 @@ def _left_in_container() -> float:
 
 
 def faster_precision(model: SentenceTransformer, *trial: Any, **settings: Any) -> tuple[torch.dtype, float]:
-    """The precision in which a step is faster, and its seconds: float32, or bfloat16 on a CPU with instructions for it.
+    """The precision in which a step is faster, and its seconds: float32, or bfloat16 on a CPU that has instructions for it.
 
     See `step_seconds` for the arguments.
     """

@@ -51,11 +51,11 @@ class Settings:
     )
     languages: list[str] | None = option(None, "Languages, separated by spaces or commas. Default: all in the folder.")
     split: str | None = option(None, "Split of parallel test sets to read: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …")
-    text_equality: bool = option(False, "Count another copy of the translation's text as a hit.")
+    text_equality: bool = option(False, "Also count a target with the same text as the translation as a hit.")
     margin_k: Count | None = option(
         None,
-        "In retrieval, measure accuracy by ratio margin over this number of neighbours instead of cosine. The "
-        "xsim error is always by margin over 4.",
+        "Retrieval: rank candidates by ratio margin over this number of neighbours instead of by cosine. The xsim "
+        "error always uses the margin over 4 neighbours.",
     )
     strip_quotes: bool = option(False, "Remove each \" from the texts of parallel test sets (DAP's Tatoeba).")
     protocols: list[str] | None = option(
@@ -109,7 +109,7 @@ class Settings:
     )
     bf16: bool = option(
         False,
-        "Embed sentences and fine-tune in bfloat16: faster on GPUs, and on CPUs with instructions for it (AVX512-BF16, AMX).",
+        "Embed sentences and fine-tune in bfloat16: faster on GPUs, and on CPUs with bfloat16 instructions, such as AMX.",
     )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")
