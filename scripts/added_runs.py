@@ -114,9 +114,9 @@ def table(content: Mapping[str, Any]) -> str:
     machines = {row["hardware"].get("gpu") or cores(row["hardware"]) for row in rows}
     lines = [
         f"The first run is {runs[0]}, the second {runs[1]}. Dev data, without prompt"
-        f"{', in bfloat16' if content['bf16'] else ''} ({', '.join(sorted(machines))}). A pair of weights has up to two rows. "
-        "Both show the number of directions with the largest sum of translations, on both dev sets, and answers (mAP): the "
-        "first if neither answers nor similarities within a language may be worse than the starter's, the second without "
+        f"{', in bfloat16' if content['bf16'] else ''} ({', '.join(sorted(machines))}). A pair of weights has up to two "
+        "rows. Both show the number of directions with the largest sum of translations, on both dev sets, and answers (mAP): "
+        "the first if neither answers nor similarities within a language may be worse than the starter's, the second without "
         "this condition. Single runs: small differences are not meaningful.",
         "",
     ]

@@ -40,8 +40,8 @@ The starter is multilingual-e5-small with weights rounded to 4 bits (`starter@wh
 prompt, and each score is compared with the better of the two. Encoders *as trained* are measured without prompts.{released}
 
 Differences are in points, with 95 % intervals over seeds and items together. *Seeds* is the number of trained encoders that
-were measured; with one seed, the interval covers items only. A verdict is *better* or *worse* after Holm's correction over all
-recipes of the comparison, and *tie* otherwise. ↓: lower is better.
+were measured; with one seed, the interval covers items only. A verdict is *better* or *worse* after Holm's correction over
+all recipes of the comparison, and *tie* otherwise. ↓: lower is better.
 {results}
 
 ## Training

@@ -332,8 +332,8 @@ def _alpha_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
     """Gain and guards at the smallest alpha above 0 that was tried, means over the seeds, and the chosen alphas."""
     first = min(point["alpha"] for curve in stored.alphas.values() for point in curve["points"] if point["alpha"])
     yield from (
-        f"Differences from the starter at alpha {first:g}, the smallest one above 0 that was tried: means over seeds, with the "
-        "interval over items if there is one seed.",
+        f"Differences from the starter at alpha {first:g}, the smallest one above 0 that was tried: means over seeds, with "
+        "the interval over items if there is one seed.",
         "",
     )
     rows, names = [], []

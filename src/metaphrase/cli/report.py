@@ -1,4 +1,4 @@
-"""``metaphrase report RUN``: show what training changed, as a page."""
+"""``metaphrase report RUN``: write a page that shows what training changed."""
 
 from __future__ import annotations
 

@@ -201,10 +201,10 @@ STORE_BYTES = 4 << 30
 class StoredEncoder(CachedEncoder):
     """A model whose ``encode`` embeds each text once, in this process and in later ones, so that all suites share them.
 
-    The folder holds the embeddings of all encoders, in ``limit`` bytes at most. That of an encoder is named after its digest,
-    so that other weights, pooling or maximum length have other files. Each file holds a block of texts and is named after the
-    digest of its content. Files are only ever created and deleted: several processes may write at once, and one that is
-    killed leaves at most an unfinished file, which is never read.
+    The folder holds the embeddings of all encoders, in ``limit`` bytes at most. Each encoder has a subfolder, named after its
+    digest, so that other weights, pooling or maximum length have other files. Each file holds a block of texts and is
+    named after the digest of its content. Files are only ever created and deleted: several processes may write at once,
+    and one that is killed leaves at most an unfinished file, which is never read.
     """
 
     def __init__(

@@ -91,8 +91,8 @@ class AlphaCurve:
     """Gain and cost of a task vector at several weights.
 
     Attributes:
-        alpha: The chosen weight. If none gains anything without a loss, the one that loses least of those whose guards hold;
-            0 if there is none.
+        alpha: The chosen weight. If none gains anything without a loss, the one that loses least among those whose guards
+            hold; 0 if there is none.
         gain: Name of the data of the gain.
         points: For each weight its ``alpha``, its ``gain``, its ``guards`` by name, as `Guard.measure` returns them, and
             whether all of them ``hold``.

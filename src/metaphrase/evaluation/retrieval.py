@@ -254,8 +254,8 @@ def evaluate_retrieval(
             :func:`metaphrase.modeling.languages.fold_languages`).
         sets: Parallel sentences per language, from `load_parallel_folder`.
         name: Name of the model in the result.
-        text_equality: Also count a target with the same text as the translation as a hit. Test sets repeat sentences; by default
-            only the translation's own row counts, as in the papers.
+        text_equality: Also count a target with the same text as the translation as a hit. Test sets repeat sentences; by
+            default only the translation's own row counts, as in the papers.
         margin_k: Retrieve by ratio margin over this number of neighbours, see `retrieval_hits`; None uses the cosine.
         one_pool: Retrieve from all sentences of all languages and both sides, see `pooled_hits`: a sentence of the query's
             own language may be found instead of the translation.

@@ -45,13 +45,13 @@ class TaskVector:
         recipe: The recipe of the tuned model, as data.
         license: Licence of the vector, as the Hub spells it.
         card: Text of a model card.
-        prompts: The prompts that the tuned model stores, by name; None if these and the default one are those of the base,
-            or if it has none.
+        prompts: The prompts that the tuned model stores, by name; None if it has none, or if its prompts and default prompt
+            equal the base's.
         directions: Orthonormal directions that the tuned model projects out of its embeddings, shape
             ``(directions, hidden)``, as after `metaphrase debias`; they are removed with any alpha.
         default_prompt_name: The prompt of `prompts` that the tuned model uses by default, if any.
-        settings: Those of ``max_seq_length``, ``truncate_dim`` and ``similarity_fn_name`` in which the tuned model differs
-            from the base, and the ``pooling`` of a tuned model whose base has none of its own; None if there are none.
+        settings: The settings among ``max_seq_length``, ``truncate_dim`` and ``similarity_fn_name`` in which the tuned model
+            differs from the base, and the ``pooling`` of a tuned model whose base has none; None if there are none.
 
     >>> base, one, other = (nn.Linear(2, 1) for _ in range(3))
     >>> both = TaskVector.between(base, one) + TaskVector.between(base, other)

@@ -47,7 +47,7 @@ class FrozenEncoder:
 
     Args:
         encoder: The encoder, which is frozen in place.
-        modules: The modules of the model after the Transformer, such as the pooling; likewise.
+        modules: The modules of the model after the Transformer, such as the pooling, which are frozen too.
 
     Attributes:
         digest: Digest of the weights, and of the settings of the modules.

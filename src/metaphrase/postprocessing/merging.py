@@ -137,7 +137,7 @@ class Merge:
     Attributes:
         base: Name of the base.
         tuned: Names of the tuned models or files.
-        alpha: Weight of what training changed, a list with one for each tuned model if they differ; 0 if no weight gains
+        alpha: Weight of the tuned models, a list with one for each if the weights differ; 0 if no weight gains
             anything without a loss, and nothing was written.
         directions: Number of directions of language identity that were projected out.
         curve: Gain and cost by weight, if the weight was chosen; see `metaphrase.evaluation.guards.AlphaCurve`.

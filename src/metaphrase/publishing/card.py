@@ -64,9 +64,9 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             the training data. None if it was not checked.
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
             commit), and `origin` and `license` if they are known.
-        merge: How the weights were merged: `alpha`, the weight of what training changed (a list with one for each tuned model
-            if they differ), `tuned`, names of the models, `base`, the name of what they were added to (default: the base
-            model), and `chosen`, how alpha was chosen.
+        merge: How the weights were merged: `alpha`, the weight of the tuned model (a list with one for each tuned model if
+            the weights differ), `tuned`, names of the models, `base`, the name of what they were added to (default:
+            the base model), and `chosen`, how alpha was chosen.
         debias: How language identity was removed: number of `directions` and of `languages`, name of the `data`, `chosen`,
             how the number was chosen, and `earlier`, the number of directions that the base model projects out.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a

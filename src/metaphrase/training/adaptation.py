@@ -100,7 +100,8 @@ class AdaptationConfig:
         "of --guard.",
     )
     guard: list[str] = option(
-        [], f"Folders of data on which the release must not get worse. Their names must differ. Each contains {GUARD_FOLDERS}."
+        [],
+        f"Folders of data on which the release must not get worse. Their names must differ. Each contains {GUARD_FOLDERS}.",
     )
     max_structure_loss: AtLeast0 = option(MAX_STRUCTURE_LOSS, STRUCTURE_LIMIT)
     debias: Directions = option(

@@ -105,7 +105,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         "same target together, for 'tr' with 'positives: shared_target'.",
     )
     bf16: bool | None = option(
-        False, "Compute in bfloat16, if the device supports it. null in a YAML file: on a CPU, if a trial step is faster."
+        False,
+        "Compute in bfloat16, if the device supports it. null in a YAML file: on a CPU, if a trial step is faster.",
     )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."

@@ -28,7 +28,7 @@ class RunResult:
         comparisons: Before and after compared, by test set.
         retention: Retention of languages that were not trained on, by test set.
         abilities: Retention of abilities other than retrieval of translations: rows of guards by their names.
-        curve: Gain and cost by the weight of what training changed, if it was chosen.
+        curve: Gain and cost by the weight of the trained encoder, if the weight was chosen.
         verdict: What the release is better and worse at than the encoder before, as one sentence.
         report: The HTML report; ``report.json`` is in the same folder. None without test sets.
         usage: Python that loads the release.

@@ -3,8 +3,8 @@
 - Pairs of sentences (XNLI, PAWS-X): logistic regression on ``u``, ``v``, ``|u − v|`` and ``u ∗ v`` of the two embeddings.
 - Tags (Universal Dependencies): logistic regression on the states of words.
 
-A probe shows what is in the features, and a fine-tuned encoder what it can learn: compare probes only with probes. Answers
-(XQuAD) have no probe, because features of a context without its question hold no answer.
+A probe shows what the features contain, fine-tuning what the encoder can learn: compare probes only with probes. There is no
+probe for question answering (XQuAD), because the features of a context without its question do not determine the answer.
 """
 
 from __future__ import annotations
