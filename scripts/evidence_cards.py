@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from evidence_table import CONFIG, COSTS, GAINS, STARTER, VARIANTS, Difference, Stored, machine
+from evidence_table import CONFIG, COSTS, GAINS, STARTER, UNTESTED, VARIANTS, Difference, Stored, machine
 from update_tables import CARDS
 
 from metaphrase.corpus.identification import language_name
@@ -41,7 +41,7 @@ prompt, and each score is compared with the better of the two. Encoders *as trai
 
 Differences are in points, with 95 % intervals over seeds and items together. *Seeds* is the number of trained encoders that
 were measured; with one seed, the interval covers items only. A verdict is *better* or *worse* after Holm's correction over
-all recipes of the comparison, and *tie* otherwise. ↓: lower is better.
+all recipes of the comparison, and *tie* otherwise. ↓: lower is better.{untested}
 {results}
 
 ## Training
@@ -122,6 +122,7 @@ def card(stored: Stored, name: str, entry: Mapping[str, Any], recipes: Sequence[
         paper=f"The recipe follows {recipe.paper}. " if recipe.paper else "",
         larger="; the paper's setting is larger" if recipe.paper else "",
         released=RELEASED.format(**release) if release else "",
+        untested=f"\n{UNTESTED}" * any(one.interval is None for own in found.values() for one in own.values()),
         results="\n".join(_results(stored, name, found)),
         steps=facts["steps"],
         batch=facts["batch_size"],
@@ -155,9 +156,10 @@ def _differences(stored: Stored, name: str, variant: str, recipes: Sequence[str]
 
 def _summary(found: Mapping[str, Difference], steps: int) -> str:
     """How many scores are better and worse, as a sentence."""
-    better, worse = (sum(one.verdict == word for one in found.values()) for word in ("better", "worse"))
+    verdicts = [one.verdict for one in found.values() if one.interval]
+    better, worse = map(verdicts.count, ("better", "worse"))
     return (
-        f"After {steps} steps, it is better than the starter on {better} of {len(found)} scores, and worse on "
+        f"After {steps} steps, it is better than the starter on {better} of {len(verdicts)} scores, and worse on "
         f"{worse or 'none'}."
     )
 
@@ -173,7 +175,7 @@ def _results(stored: Stored, name: str, found: Mapping[str, Mapping[str, Differe
                     "benchmark": {**GAINS, **COSTS}[score],
                     "starter": f"{stored.scores[score][STARTER, '', -1]['score']:.1f}",
                     "this recipe": f"{fmean(own):.1f}",
-                    "difference": str(difference).rpartition(" ")[0],
+                    "difference": difference.words,
                     "seeds": difference.seeds,
                     "verdict": difference.verdict,
                 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -69,6 +70,11 @@ STARTER, REFERENCE = "starter", "tr"
 GROUP = "tatoeba, the "
 #: File of the time of a step of each recipe.
 STEP_TIMES = "step_times.json"
+#: Why differences lack an interval.
+UNTESTED = (
+    "PAWS-X has no intervals and verdicts: its stored results do not tell which items of its languages are translations of "
+    "each other."
+)
 EMPTY = "No results are stored yet: `python scripts/evidence.py --data benchmarks` writes them, and this table."
 
 
@@ -112,18 +118,24 @@ def _without(items: Any, block: int, blocks: int) -> Any:
 class Difference:
     """A difference between two encoders: mean over the shared seeds in points, with a 95 % interval over seeds and items.
 
-    The verdict is that after Holm's correction over a table, the p-value that before it.
+    The verdict is that after Holm's correction over a table, the p-value that before it. A score without blocks of items has
+    neither.
     """
 
     mean: float
-    interval: tuple[float, float]
-    p_value: float
+    interval: tuple[float, float] | None
+    p_value: float | None
     seeds: int
     verdict: str = "tie"
 
     def __str__(self) -> str:
-        mean, low, high = (round(value, 6) + 0.0 for value in (self.mean, *self.interval))  # -0.0 is below zero
-        return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] {self.verdict}"
+        return " ".join(filter(None, (self.words, self.verdict)))
+
+    @property
+    def words(self) -> str:
+        """The difference with its interval."""
+        mean, *ends = (round(value, 6) + 0.0 for value in (self.mean, *(self.interval or ())))  # -0.0 is below zero
+        return f"{mean:+.1f}" + (f" [{ends[0]:+.1f}, {ends[1]:+.1f}]" if ends else "")
 
 
 def difference(value_sb: NDArray[np.float64]) -> Difference:
@@ -150,12 +162,11 @@ def difference(value_sb: NDArray[np.float64]) -> Difference:
 
 
 def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool]) -> dict[Any, Difference]:
-    """Verdicts after Holm's correction over all differences of a table."""
-    adjusted = holm({key: one.p_value for key, one in found.items()})
-    return {
-        key: replace(one, verdict=verdict(one.mean * (-1 if lower_is_better[key] else 1), adjusted[key]))
-        for key, one in found.items()
-    }
+    """Verdicts after Holm's correction over all differences of a table that have intervals."""
+    adjusted = holm({key: one.p_value for key, one in found.items() if one.p_value is not None})
+    signs = {key: -1 if lower_is_better[key] else 1 for key in found}
+    verdicts = {key: verdict(signs[key] * found[key].mean, adjusted[key]) for key in adjusted}
+    return {key: replace(one, verdict=verdicts.get(key, "")) for key, one in found.items()}
 
 
 # -------------------------------------------------------------------------------------------------------------- storage
@@ -257,13 +268,19 @@ class Stored:
     def compared(self, score: str, recipe: str, variant: str, other: str) -> Difference | None:
         """The difference between a recipe and another one, or the starter, in the same variant; None if not measured."""
         own = self.scores.get(score, {})
-        rows = []
+        pairs = []
         for seed in self.seeds(recipe):
             sides = (own.get((recipe, variant, seed)), own.get((other, variant, seed)))
             after, before = sides if other != STARTER else (sides[0], own.get((STARTER, "", -1)))
             if after and before and after["where"] == before["where"]:
-                rows.append(np.subtract(*(np.array(side["blocks"].split(), float) for side in (after, before))))
-        return difference(np.array(rows)) if rows else None
+                pairs.append((after, before))
+        if not pairs:
+            return None
+        if any("blocks" not in side for pair in pairs for side in pair):
+            mean = fmean(after["score"] - before["score"] for after, before in pairs)
+            return Difference(mean, None, None, len(pairs), verdict="")
+        rows = [np.subtract(*(np.array(side["blocks"].split(), float) for side in pair)) for pair in pairs]
+        return difference(np.array(rows))
 
     def differences(
         self, recipes: Iterable[str], variant: str, other: str, scores: Iterable[str]
@@ -272,6 +289,12 @@ class Stored:
         wanted = [(recipe, score) for recipe in recipes for score in scores if recipe != other]
         found = {key: one for key in wanted if (one := self.compared(key[1], key[0], variant, other))}
         return judged(found, {key: self.lower_is_better(key[1]) for key in found})
+
+    @property
+    def has_untested(self) -> bool:
+        """Whether the differences of a score in the tables have no intervals."""
+        shown = chain.from_iterable(self.scores[name].values() for name in {**GAINS, **COSTS} if name in self.scores)
+        return any("blocks" not in one for one in shown)
 
     def lower_is_better(self, score: str) -> bool:
         """Whether a score is an error."""
@@ -295,7 +318,7 @@ def main_tables(stored: Stored, recipes: Sequence[str], plot: str | None) -> str
     lines = [
         f"{facts['steps']} steps of {facts['batch_size']} pairs; {'; '.join(stored.hardware)}. Differences in points with "
         "95 % intervals over seeds and items together. A verdict is *better* or *worse* after Holm's correction over the "
-        "table, and *tie* otherwise. ↓: lower is better.",
+        "table, and *tie* otherwise. ↓: lower is better." + f" {UNTESTED}" * stored.has_untested,
     ]
     if plot:
         lines += ["", f"![Gain and cost of each recipe]({plot})"]
@@ -425,7 +448,7 @@ def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterato
         claim = claims[number]
         order = f"`{claim['better']}` above `{claim['than']}`"
         rows.append(
-            [claim["paper"], claim["score"], order, str(one).rpartition(" ")[0], one.seeds, words[one.verdict]]
+            [claim["paper"], claim["score"], order, one.words, one.seeds, words.get(one.verdict, "no interval")]
         )
     if rows:
         yield from markdown(["paper", "score", "order in the paper", "here, as trained", "seeds", ""], "llllrl", rows)
@@ -452,7 +475,7 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
             if gain is None or cost is None:
                 continue
             points.append((cost.mean, gain.mean))
-            errors = [[[abs(end - one.mean)] for end in one.interval] for one in (cost, gain)]
+            errors = [[[abs(end - one.mean)] for end in one.interval or [one.mean] * 2] for one in (cost, gain)]
             axes.errorbar(
                 *points[-1],
                 xerr=errors[0],

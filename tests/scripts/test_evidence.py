@@ -384,6 +384,13 @@ def test_equal_encoders_do_not_differ(table):
     assert table.difference(np.zeros((3, 10))) == table.Difference(0.0, (0.0, 0.0), 1.0, 3)
 
 
+def test_a_difference_without_blocks_of_items_has_no_interval_and_no_verdict(table):
+    found = {"a": table.Difference(1.04, None, None, 2), "b": table.Difference(2.0, (1.0, 3.0), 0.001, 3)}
+    judged = table.judged(found, {"a": False, "b": False})
+    assert [str(one) for one in judged.values()] == ["+1.0", "+2.0 [+1.0, +3.0] better"]
+    assert [one.words for one in judged.values()] == ["+1.0", "+2.0 [+1.0, +3.0]"]
+
+
 def test_one_seed_has_the_interval_of_its_items(table):
     items_n = np.random.default_rng(0).integers(0, 2, size=1000).astype(float)
     value_b = table.block_values(MEASURES["items"], {"de": items_n})
