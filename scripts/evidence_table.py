@@ -81,18 +81,24 @@ EMPTY = "No results are stored yet: `python scripts/evidence.py --data benchmark
 # ----------------------------------------------------------------------------------------------------------- statistics
 
 
-def block_values(measure: Measure, items: Mapping[str, Any]) -> NDArray[np.float64]:
+def block_values(
+    measure: Measure, items: Mapping[str, Any], ids: Mapping[str, Sequence[int]] | None = None
+) -> NDArray[np.float64]:
     """Pseudo-values of the mean over languages of a score: one for each block of items, shape ``(blocks,)``.
 
-    Items with the same number are in the same block in all languages. The mean of the values is the score.
+    Items with the same number, or the same id if there are ``ids``, are in the same block in all languages. The mean of the
+    values is the score.
     """
 
     def mean(chosen: Iterable[Any]) -> float:
         return fmean(measure.score(one) for one in chosen)
 
     blocks = min([BLOCKS, *map(_size, items.values())])
+    numbers = {
+        language: np.arange(_size(one)) if ids is None else np.array(ids[language]) for language, one in items.items()
+    }
     score = mean(items.values())
-    left_b = np.array([mean(_without(one, b, blocks) for one in items.values()) for b in range(blocks)])
+    left_b = np.array([mean(_without(items[one], b, numbers[one] % blocks) for one in items) for b in range(blocks)])
     value_b = blocks * score - (blocks - 1) * left_b
     return value_b - value_b.mean() + score
 
@@ -105,12 +111,13 @@ def _size(items: Any) -> int:
     return first if isinstance(first, int) else len(first)
 
 
-def _without(items: Any, block: int, blocks: int) -> Any:
-    """The items of a language outside a block."""
+def _without(items: Any, block: int, block_n: NDArray[np.int64]) -> Any:
+    """The items of a language outside a block; ``block_n`` has the block of each."""
     if not isinstance(items, np.ndarray) and isinstance(items[1], Mapping):  # counts by sentence, of mined pairs
         count, outcomes = items
+        blocks = block_n.max() + 1
         return count, {name: one for name, one in outcomes.items() if crc32(name.encode()) % blocks != block}
-    kept = np.arange(_size(items)) % blocks != block
+    kept = block_n != block
     return items[kept] if isinstance(items, np.ndarray) else tuple(np.asarray(side)[kept] for side in items)
 
 
@@ -184,6 +191,9 @@ def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str
         result = Result.from_dict(content)
         measure = result.statistic_measure()
         items = {language: result.items(language) for language in result.languages}
+        ids = result.item_ids() if result.statistic == "shared_items" else None
+        if ids and len(set(map(tuple, ids.values()))) == 1:
+            ids = None  # rows with the same number are translations of each other
         resources = language_groups(list(items), trained)
         groups = TATOEBA_GROUPS | {group: resources[group] for group in RESOURCES if group in resources}
         members = {name: list(items)} | {
@@ -192,7 +202,7 @@ def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str
             if group in result.groups
         }
         for title, languages in members.items():
-            value_b = block_values(measure, {language: items[language] for language in languages})
+            value_b = block_values(measure, {language: items[language] for language in languages}, ids)
             kept[title] = {
                 "score": round(float(value_b.mean()), 4),
                 "lower_is_better": result.lower_is_better,

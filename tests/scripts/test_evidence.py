@@ -416,6 +416,18 @@ def test_blocks_average_to_the_score(table, statistic):
     assert np.ptp(value_b) > 0
 
 
+def test_items_with_the_same_id_are_in_the_same_block(table):
+    hits_n = np.random.default_rng(0).integers(0, 2, size=500).astype(float)
+    rows = {language: np.roll(np.arange(500), shift) for shift, language in enumerate(("de", "sw", "zh", "fr"))}
+    items = {language: hits_n[row_n] for language, row_n in rows.items()}  # translations, in other rows
+    ids = {language: row_n.tolist() for language, row_n in rows.items()}
+    by_row, by_id = (table.block_values(MEASURES["shared_items"], items, one) for one in (None, ids))
+    alone = table.block_values(MEASURES["shared_items"], {"de": hits_n})
+    assert by_row.mean() == pytest.approx(by_id.mean()) == pytest.approx(100 * hits_n.mean())
+    assert by_id == pytest.approx(alone)
+    assert by_row.std() < 0.7 * by_id.std()
+
+
 def test_blocks_of_a_mean_of_few_items_are_the_items(table):
     assert table.block_values(MEASURES["items"], {"de": ITEMS["items"]}) == pytest.approx(100 * ITEMS["items"])
 
