@@ -57,8 +57,7 @@ def installed_model(name: str) -> InstalledModel | None:
     """
     place = Path(name)
     name, _, version = name.partition("@")
-    entry = installed_models().get(name)
-    if entry is None or holds_model(place):
+    if holds_model(place) or (entry := installed_models().get(name)) is None:  # the search of all packages is slow
         return None
     found = entry.dist.version if entry.dist is not None else "0"
     if version not in ("", found):

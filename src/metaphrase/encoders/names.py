@@ -171,7 +171,7 @@ def model_file(folder: Path, path: str) -> Path | None:
     file = folder / path
     if not file.is_file():
         return None
-    return file if is_installed(folder) else find_file(str(folder), folder, path)
+    return file if file.is_symlink() and is_installed(folder) else find_file(str(folder), folder, path)
 
 
 def encoder_files(name: str | None) -> list[Path]:
