@@ -264,8 +264,8 @@ def _row(record: Mapping[str, Any], layout: Layout, file: BitextFile) -> Row | B
         return BadLine("missing side", repr(names[values.index(None)]))
     for at, (name, value) in enumerate(zip(names, values, strict=True)):
         if (
-            column_role(name) == NEGATIVES[0]
-            and isinstance(value, list)
+            isinstance(value, list)
+            and column_role(name) == NEGATIVES[0]
             and all(isinstance(one, str | None) for one in value)
         ):
             values[at] = value = SEPARATOR.join(one for one in value if one is not None)
