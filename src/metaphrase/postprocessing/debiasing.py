@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from metaphrase.corpus.declaration import articles_of
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder, parallel_files
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.names import find_folder, split_vectors
@@ -262,7 +262,8 @@ def parallel_texts(
 def check_direction_count(count: int, model: SentenceTransformer) -> None:
     """Refuse more directions than the packaged languages differ in."""
     with model.truncate_embeddings(None):  # directions are removed before that
-        most = min(len(parallel_texts()), model.get_embedding_dimension() or 0) - 1 if count else 0
+        languages = len(parallel_files(UDHR, None, None)) + 1  # and English
+        most = min(languages, model.get_embedding_dimension() or 0) - 1 if count else 0
     if count > most:
         raise UsageError(
             f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "
