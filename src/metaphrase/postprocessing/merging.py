@@ -346,6 +346,9 @@ def _check(options: MergeOptions) -> None:
                 )
     _check_choice(options)
     _check_files(options)
+    base, *tuned = options.models
+    for name in tuned:
+        _check_starter(base, name)
 
 
 def _check_files(options: MergeOptions) -> None:
@@ -401,7 +404,6 @@ def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_pro
         if pooling := (vector.settings or {}).get("pooling"):
             replace_pooling(base, pooling)
         return vector
-    _check_starter(base_name, name)
     tuned = load_encoder(name, device=str(base.device))
     pooling = pooling_of(tuned)
     is_new = "+" not in pooling and not has_pooling(base_name)
