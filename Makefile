@@ -39,8 +39,11 @@ test: install  ## Run the tests (4 minutes on 2 cores, no network)
 test-long: install  ## Run the tests of whole commands and trainings (2 minutes on 2 cores)
 	$(BIN)/python -m pytest -m 'long and not slow and not gpu' -n 2 --junit-xml build/test-long.xml $(TESTS)
 
-# The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads.
-NUMERIC := tests/aligners tests/evaluation tests/merging tests/mining tests/modeling tests/objectives tests/training/test_loss.py
+# The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads. Not among
+# them: files of tests of NumPy, MTEB and the forms of results, and a test that compares instruction sets itself.
+NUMERIC := tests/aligners tests/evaluation tests/merging tests/mining/test_search.py tests/modeling tests/objectives \
+	tests/training/test_loss.py $(addprefix --ignore=tests/evaluation/,suites test_compare.py test_mteb_tasks.py) \
+	--deselect=tests/merging/test_vectors.py::test_merged_weights_do_not_depend_on_the_instruction_set
 CAPABILITIES ?= default avx2 native
 THREADS ?= 1 2
 
