@@ -30,6 +30,7 @@ import torch
 from jinja2 import Environment
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import environment
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
@@ -40,7 +41,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from metaphrase.io.files import PACKAGED_DATA
+from metaphrase.io.files import PACKAGED_DATA, UDHR
 from metaphrase.training.recipe import Recipe
 
 BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
@@ -54,11 +55,13 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     # Libraries parse the metadata of packages for every trainer, and the template of a card for every checkpoint.
     for owner, name in (
+        (environment, "metadata"),
         (importlib.metadata, "metadata"),
         (importlib.metadata, "version"),
         (Environment, "from_string"),
     ):
         setattr(owner, name, functools.cache(getattr(owner, name)))
+    os.fsync = lambda handle: None  # no test cuts the power
     table = config.getoption("--fault-table")
     if table and not hasattr(config, "workerinput"):
         Path(table).write_text("")
@@ -222,6 +225,15 @@ def small_data(tmp_path, monkeypatch) -> Path:
     texts = {str(place): [line.split("\t")[0]] for place, line in enumerate(lines)}
     monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda **_: texts)
     return folder
+
+
+@pytest.fixture
+def few_languages(tmp_path, monkeypatch) -> None:
+    """Directions of language identity are estimated on 8 languages, with English, instead of 95."""
+    (tmp_path / "udhr").mkdir()
+    for language in ("de", "fi", "fr", "hi", "sw", "te", "th"):
+        shutil.copy(UDHR / f"{language}-en.tsv.gz", tmp_path / "udhr")
+    monkeypatch.setattr("metaphrase.postprocessing.debiasing.UDHR", tmp_path / "udhr")
 
 
 @pytest.fixture

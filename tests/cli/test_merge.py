@@ -173,6 +173,7 @@ def test_directions_are_projected_out_of_the_merged_encoder(base, sw, te, tmp_pa
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.usefixtures("few_languages")
 def test_the_result_states_what_the_models_state(base, sw, te, tmp_path):
     (base / "recipe.yaml").write_text("name: of-the-base\n", encoding="utf-8")
     (base / "NOTICE.md").write_text("Thanks to A.\n", encoding="utf-8")
@@ -252,6 +253,7 @@ def test_cards_keep_licences_and_languages(base, sw, te, tmp_path):
         assert (metadata["license"], metadata["language"]) == (["mit", "cc-by-4.0"], ["en", "sw", "te"])
 
 
+@pytest.mark.usefixtures("few_languages")
 def test_cards_keep_the_name_and_link_of_a_licence(base, te, tmp_path):
     named = {"license": "other", "license_name": "acme-1.0", "license_link": "https://acme.example/licence"}
     sw, vector = tuned(base, tmp_path / "sw", 1, **named), tmp_path / "sw.safetensors"
@@ -332,6 +334,7 @@ def test_names_of_folders_may_contain_a_plus(base, sw, tmp_path):
     assert "\n# base + more + sw + te.safetensors\n" in card
 
 
+@pytest.mark.usefixtures("few_languages")
 def test_a_base_with_a_vector_is_a_model_like_others(base, sw, tmp_path):
     vector = tmp_path / "sw.safetensors"
     assert command(base, sw, "--alpha", 1, "--vector", vector) == 0
@@ -497,6 +500,7 @@ def test_alpha_is_chosen_under_guards(base, aligned, dev, texts, tmp_path, capsy
     assert (tmp_path / "curve.png").is_file()
 
 
+@pytest.mark.usefixtures("few_languages")
 def test_encoders_are_measured_without_the_directions(base, aligned, dev, texts, tmp_path, monkeypatch):
     """With weight 0 too: the base without the directions."""
     measured = []
@@ -571,6 +575,7 @@ def test_data_and_files_of_other_kinds_are_not_overwritten(base, sw, dev, tmp_pa
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.usefixtures("few_languages")
 def test_directions_of_several_vectors_count_once(base, sw, te, tmp_path):
     """The sum projects out the principal directions of all, as many as one of them has."""
     files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
