@@ -383,7 +383,7 @@ def with_meaning(texts, **options):
     return random_rows(texts) + np.stack([random_rows(text.split()[1:]).sum(axis=0) for text in texts])
 
 
-SIB200 = ("eng_Latn", "swh_Latn", "tha_Thai")
+SIB200 = ("eng_Latn", "swh_Latn")
 
 
 def local_topics(folder, **chosen):
