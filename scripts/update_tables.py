@@ -200,8 +200,6 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
             raise ValueError(
                 f"Suite {one['suite']!r} was measured with other encoders than suite {content['suite']!r}."
             )
-        if one["settings"]["bf16"] != content["settings"]["bf16"]:
-            raise ValueError("Some suites were measured in bfloat16, others in float32. Measure all in one precision.")
     parts, kept = {}, {"scores": {}, "skipped": {}, "failed": []}
     for one in contents:
         parts |= one["parts"]
@@ -215,12 +213,11 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         "models": {side: result["model"] for side, result in sides.items()},
         "hashes": {side: result["model_hash"] for side, result in sides.items()},
         "seed": content["settings"]["seed"],
-        "bf16": content["settings"]["bf16"],
         "hardware": next(iter(parts.values()))["hardware"],
         "versions": content["versions"],
     }
     stored = read_json(path) if path.exists() else {}
-    if all(stored.get(key) == kept[key] for key in ("hashes", "seed", "bf16")):
+    if all(stored.get(key) == kept[key] for key in ("hashes", "seed")):
         lacking = {name: reason for name, reason in stored["skipped"].items() if name not in measured}
         kept["skipped"] = lacking  # a part of the data lacks most suites
         kept["failed"] = [name for name in dict.fromkeys([*stored["failed"], *kept["failed"]]) if name not in parts]
@@ -246,6 +243,7 @@ def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
         "protocol": one["protocol"],
         "lower_is_better": one["lower_is_better"],
         "languages": len(one["languages"]),
+        "bf16": results["settings"]["bf16"],
         **{
             side: {
                 "average": _score(score["average"]),
@@ -471,9 +469,11 @@ def headline_table(content: dict[str, Any]) -> str:
 
 def setting_words(content: dict[str, Any]) -> str:
     """State seed, precision and hardware of suites."""
-    return (
-        f"bootstrap seed {content['seed']}{', in bfloat16' if content['bf16'] else ''} ({cores(content['hardware'])})"
-    )
+    exact = [name for name, one in content["scores"].items() if not one["bf16"]]
+    precision = ", in bfloat16" * (len(exact) < len(content["scores"]))
+    if precision and exact:
+        precision += f", except {' and '.join(exact)}, in float32"
+    return f"bootstrap seed {content['seed']}{precision} ({cores(content['hardware'])})"
 
 
 def measure_words(one: dict[str, Any]) -> str:
@@ -498,7 +498,8 @@ def test_cells(one: dict[str, Any]) -> list[str]:
     """Format a difference with its interval, and the verdict."""
     if (test := one["test"]) is None:
         return ["", ""]
-    return [difference_words(test), verdict_shown(test).replace("one run", "one run §")]
+    mark = " ¶" if test.get("runs", 1) > 1 else ""
+    return [difference_words(test), verdict_shown(test).replace("one run", "one run §") + mark]
 
 
 def footnotes(lines: Sequence[str]) -> list[str]:
@@ -507,6 +508,7 @@ def footnotes(lines: Sequence[str]) -> list[str]:
         "†": "† No better than predicting the most frequent class: the classifier learned nothing at this scale.",
         "‡": "‡ Measured without its prompt (`query: `), where it scores higher.",
         "§": "§ Fine-tuned once. The interval covers test items, not the variation between fine-tunings.",
+        "¶": "¶ Mean of several fine-tunings with other seeds. The interval also covers the variation between these.",
     }
     used = [note for mark, note in notes.items() if any(mark in line for line in lines)]
     return ["", " ".join(used)] if used else []
