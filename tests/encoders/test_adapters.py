@@ -7,9 +7,10 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
 
 from metaphrase import release
-from metaphrase.encoders.adapters import shared_copy
+from metaphrase.encoders.adapters import add_lora, shared_copy
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.publishing.contents import release_files
@@ -70,6 +71,22 @@ def test_the_adapter_is_kept_where_asked_for(tiny_encoder, tiny_encoder_dir, tmp
 def test_a_model_without_an_adapter_keeps_none(tiny_encoder, tmp_path):
     with pytest.raises(UsageError, match="has no adapter to keep"):
         release(tiny_encoder, tmp_path / "out", recipe=None, keep_adapter=True)
+
+
+def test_lora_trains_the_adapter_only(tiny_encoder):
+    tiny_encoder.append(Dense(32, 16))
+    add_lora(tiny_encoder, 2)
+    trained = {name for name, parameter in tiny_encoder.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+
+
+def test_an_adapter_beside_which_a_module_is_trained_is_not_kept(tiny_encoder, tmp_path):
+    tiny_encoder.append(Dense(32, 16))
+    model = with_adapter(tiny_encoder)
+    with pytest.raises(UsageError, match=r"module 2, Dense, which are trainable.*model\[2\]\.requires_grad_\(False\)"):
+        release(model, tmp_path / "out", recipe=None, keep_adapter=True)
+    release(model, tmp_path / "out", recipe=None)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

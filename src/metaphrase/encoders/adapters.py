@@ -25,10 +25,12 @@ _PREFIX = "base_model.model."
 
 
 def add_lora(model: SentenceTransformer, rank: int) -> None:
-    """Add a LoRA adapter (Hu et al. 2022) to all linear layers of a model in place. Only the adapter is trained."""
+    """Add a LoRA adapter (Hu et al. 2022) to all linear layers of the encoder in place. Only the adapter is trained."""
     from peft import LoraConfig
 
     model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+    for module in list(model)[1:]:
+        module.requires_grad_(False)
 
 
 def has_adapter(model: SentenceTransformer) -> bool:

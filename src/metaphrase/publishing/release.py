@@ -116,7 +116,7 @@ def release(
         ValueError: A module of the model is not part of sentence-transformers, its embeddings are not finite, or the model
             was trained with a language embedding and `language` or `language_embedding` is missing.
         UsageError: The folder is the model's, or holds files that this library did not write; the recipe is not a mapping;
-            or an adapter is to be kept, but the model has none.
+            or an adapter is to be kept, but the model has none, or one that does not reproduce the release.
         CheckpointError: Another process uses the folder, it is a file, or it is not writable.
         RuntimeError: The written folder does not reproduce the model's embeddings. Its files are kept in a folder that the
             message names.
@@ -125,8 +125,8 @@ def release(
     folder = Path(output_dir)
     check_folder(folder, model=model_folder(origin_of(model)), around=False)
     card = card or AlignmentModelCardData.adopt(model)
-    if keep_adapter and not has_adapter(model):
-        raise UsageError("The model has no adapter to keep. Omit keep_adapter.")
+    if keep_adapter:
+        _check_adapter(model)
     embedded = not folded and any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
     if (language is None) != (language_embedding is None) or (embedded and language is None):
         raise UsageError(
@@ -242,6 +242,19 @@ def _check(model: SentenceTransformer, texts: Sequence[str], recipe: Any) -> Non
             raise ModelError(
                 f"Module {kind.__module__}.{kind.__name__} is not part of sentence-transformers, so the release "
                 "could not be loaded without remote code. Remove it from the model before the release."
+            )
+
+
+def _check_adapter(model: SentenceTransformer) -> None:
+    """Refuse to keep an adapter that does not exist, or that lacks weights which were trained with it."""
+    if not has_adapter(model):
+        raise UsageError("The model has no adapter to keep. Omit keep_adapter.")
+    for at, module in enumerate(list(model)[1:], start=1):
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            raise UsageError(
+                f"The adapter does not contain the weights of module {at}, {type(module).__name__}, which are trainable, so "
+                "the original model with the adapter would differ from the release. Train again after "
+                f"`model[{at}].requires_grad_(False)`, or omit keep_adapter."
             )
 
 
