@@ -214,6 +214,14 @@ def test_it_is_zero_at_the_start_of_training(make_loss, batch_of, bitext, args):
     assert loss(batch_of(loss, bitext[:4]))["anchor"].item() == pytest.approx(0, abs=1e-20)
 
 
+@pytest.mark.parametrize("size", [7, 32])
+def test_states_of_tokens_are_compared_behind_the_same_modules(make_loss, batch_of, bitext, tiny_encoder, size):
+    dense = Dense(32, size, module_input_name="token_embeddings", module_output_name="token_embeddings")
+    model = SentenceTransformer(modules=[tiny_encoder[0], dense, Pooling(size, "mean")], device="cpu")
+    loss = make_loss("anchor", model=model, level="tokens")
+    assert loss(batch_of(loss, bitext[:4]))["anchor"].item() == pytest.approx(0, abs=1e-20)
+
+
 def test_length_does_not_count_and_opposites_are_four():
     embedding = torch.randn(3, 5)
     assert anchor(embedding, 7 * embedding).item() == pytest.approx(0, abs=1e-12)

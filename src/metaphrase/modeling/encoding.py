@@ -31,7 +31,7 @@ class Encoding:
         table_vh: The encoder's input embeddings, the output table of tied heads, shape ``(vocabulary, hidden)``.
         sentence_bh: Sentence embeddings as the model pools them, shape ``(batch, hidden)``; None, like the following
             attributes, for views that are not encoded.
-        tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
+        tokens_blh: States of the tokens as the modules leave them, shape ``(batch, length, hidden)``.
         mask_bl: True at tokens, including special tokens, false at padding, shape ``(batch, length)``.
         attention_bell: Attention probabilities of the heads (``e``) of the top layer, shape
             ``(batch, heads, length, length)``; only for views with the feature ``visible``.

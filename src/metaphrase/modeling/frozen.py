@@ -33,7 +33,7 @@ class FrozenEncoding(NamedTuple):
 
     Attributes:
         sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
-        tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
+        tokens_blh: States of the tokens as the modules leave them, shape ``(batch, length, hidden)``.
     """
 
     sentence_bh: Tensor
@@ -99,7 +99,8 @@ class FrozenEncoder:
                 part.to(device=encoding.table_vh.device, dtype=encoding.table_vh.dtype)
             tokens_blh = token_states(self.encoder, encoding.mask_bl, input_ids=encoding.ids_bl)
             features = {"token_embeddings": tokens_blh, "attention_mask": encoding.mask_bl.long()}
-            self._encoded[encoding.ids_bl] = FrozenEncoding(self.modules(features)["sentence_embedding"], tokens_blh)
+            output = self.modules(features)
+            self._encoded[encoding.ids_bl] = FrozenEncoding(output["sentence_embedding"], output["token_embeddings"])
         encoded: FrozenEncoding = self._encoded[encoding.ids_bl]
         if encoding.sentence_bh is None:
             return encoded
