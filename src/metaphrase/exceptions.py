@@ -68,7 +68,7 @@ class NonFiniteError(MetaphraseError, ValueError):
 
 
 class WorkerError(MetaphraseError, ChildProcessError):
-    """A worker of a data loader or of an engine died or did not respond in time."""
+    """A worker of a data loader or of an engine, or another process of a run, died or did not respond in time."""
 
 
 class HubError(MetaphraseError, RuntimeError, OSError):

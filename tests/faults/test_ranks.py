@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import socket
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, newest, verify
+from metaphrase.cli import main
 from metaphrase.exceptions import CheckpointError
 from metaphrase.modeling.collator import ParallelCollator
 from tests.faults.children import Child
@@ -31,19 +33,33 @@ class In(TrainerCallback):
 
 
 @pytest.fixture
-def ranks(make_trainer, tmp_path):
-    """Two processes that train together; their exit statuses and the digests of their weights."""
+def ranks_of(tmp_path):
+    """The exit statuses of two processes that do some work together, as torchrun starts them."""
 
-    def ranks(folder, *, callbacks=(), **options):
+    def ranks_of(work, name):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
 
-        def work(rank):
+        def joined(rank):
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             for state in (PartialState, AcceleratorState, GradientState):
                 state._reset_state()
+            work(rank)
+
+        children = [Child(lambda rank=rank: joined(rank), tmp_path / f"{name}-{rank}.log") for rank in (0, 1)]
+        return [child.wait(120) for child in children]
+
+    return ranks_of
+
+
+@pytest.fixture
+def ranks(ranks_of, make_trainer, tmp_path):
+    """Two processes that train together; their exit statuses and the digests of their weights."""
+
+    def ranks(folder, *, callbacks=(), **options):
+        def work(rank):
             settings = {"ddp_backend": "gloo", "per_device_train_batch_size": 4, "dataloader_drop_last": True}
             trainer = make_trainer(folder, callbacks=callbacks, **{"recipe": "ppa", **settings, **options})
             dist.barrier()
@@ -55,8 +71,7 @@ def ranks(make_trainer, tmp_path):
 
         for rank in (0, 1):
             (tmp_path / f"{folder}-{rank}.digest").unlink(missing_ok=True)
-        children = [Child(lambda rank=rank: work(rank), tmp_path / f"{folder}-{rank}.log") for rank in (0, 1)]
-        statuses = [child.wait(120) for child in children]
+        statuses = ranks_of(work, folder)
         digests = [path.read_text() for path in sorted(tmp_path.glob(f"{folder}-?.digest"))]
         return statuses, digests
 
@@ -65,6 +80,10 @@ def ranks(make_trainer, tmp_path):
 
 def said(tmp_path, folder):
     return "\n".join((tmp_path / f"{folder}-{rank}.log").read_text() for rank in (0, 1))
+
+
+#: The error with which the other rank ends.
+LOST = "exceptions.WorkerError: Another process of this run ended, or cannot be reached."
 
 
 def test_a_rank_that_dies_ends_all_and_the_run_goes_on(ranks, tmp_path, fault):
@@ -77,6 +96,8 @@ def test_a_rank_that_dies_ends_all_and_the_run_goes_on(ranks, tmp_path, fault):
         statuses, _ = ranks(folder, callbacks=[In(4, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))])
         assert statuses[rank] == -signal.SIGKILL
         assert statuses[1 - rank] != 0
+        assert LOST in said(tmp_path, folder)
+        assert f"The last valid checkpoint is {tmp_path / folder}/checkpoint-2." in said(tmp_path, folder)
         verify(newest(tmp_path / folder))
         assert newest(tmp_path / folder).name == "checkpoint-2"
         statuses, resumed = ranks(folder)
@@ -95,10 +116,23 @@ def test_a_rank_that_dies_while_a_checkpoint_is_written(ranks, tmp_path, fault, 
     statuses, _ = ranks("dead", callbacks=[In(4, rank, die_in_the_next_save)])
     assert statuses[rank] == -signal.SIGKILL
     assert statuses[1 - rank] != 0
+    assert LOST in said(tmp_path, "dead")
+    assert "could not be written" not in said(tmp_path, "dead")
     assert [path.name for path in checkpoint_folders(tmp_path / "dead")] == ["checkpoint-2"]
     statuses, resumed = ranks("dead")
     assert statuses == [0, 0], said(tmp_path, "dead")
     fault("F2", "one of two ranks is killed during a checkpoint", tried=1, survived=resumed == whole)
+
+
+def test_a_rank_that_dies_before_training(ranks_of, tiny_encoder_dir, bitext_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "metaphrase.training.run.flush_denormals",
+        lambda: os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGKILL),
+    )
+    command = ["train", "--recipe", "tr", "--model", tiny_encoder_dir, "--corpus", bitext_path, "--languages", "de"]
+    command += ["--max_steps", "1", "--use_cpu", "true", "--ddp_backend", "gloo", "--output_dir", tmp_path / "early"]
+    assert ranks_of(lambda rank: sys.exit(main(list(map(str, command)))), "early") == [2, -signal.SIGKILL]
+    assert "metaphrase train: Another process of this run ended, or cannot be reached." in said(tmp_path, "early")
 
 
 def test_a_signal_to_one_rank_stops_all_behind_the_same_step(ranks, tmp_path, fault):

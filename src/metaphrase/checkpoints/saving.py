@@ -127,6 +127,8 @@ class AtomicCheckpoints(Trainer):
             self._wait()
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
+            if is_of_lost_process(error):
+                raise
             free = format_size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
             raise CheckpointError(
                 f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint needs about "
@@ -169,6 +171,14 @@ def delayed_worker_errors() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, handler)
     if ended:
         handler(signal.SIGCHLD, ended[-1])
+
+
+def is_of_lost_process(error: Exception) -> bool:
+    """Whether a collective operation failed because another process ended or cannot be reached."""
+    if dist.is_available() and isinstance(error, dist.DistError):
+        return True
+    gloo = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")  # which raises plain RuntimeErrors
+    return type(error) is RuntimeError and any(text in str(error) for text in gloo)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ from metaphrase.training.corpora import (
     restored_caches,
     with_columns,
 )
-from metaphrase.training.distributed import from_first_process
+from metaphrase.training.distributed import explain_lost_processes, from_first_process
 from metaphrase.training.finishing import check_finish, finish, release_guards, training_guards
 from metaphrase.training.loss import AlignmentLoss, build_loss
 from metaphrase.training.planning import TRIAL_PAIRS, faster_precision
@@ -195,12 +195,13 @@ class TrainingRun:
                 or holds files that this library did not write.
             CheckpointError: Another process uses the output folder, it is not writable, or it cannot be resumed.
             CorpusError: The corpus cannot be read, or is smaller than a batch.
+            WorkerError: A data loader worker died or is hung, or another process of the run ended.
             HubError: The release and its report are written (``result``), but could not be pushed.
         """
         self._began = time.time()
         self.check()
         self.arguments = self._arguments()  # resets the state of accelerate, which all runs share
-        with self.claim_output():
+        with explain_lost_processes(self.output), self.claim_output():
             self.load_encoder()
             self.load_test_sets()
             resumes = self.is_main_process and self.arguments.resume_from_checkpoint
