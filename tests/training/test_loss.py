@@ -54,14 +54,19 @@ def test_views_are_encoded_once(tiny_encoder, tokenizer, full_bitext, trained, c
     assert counts == Counter(encoder=calls, momentum=1 if trained == "ppa" else 0)
 
 
-def test_micro_batches_of_an_encoder_with_a_decoder_are_refused(tiny_encoder, tokenizer, full_bitext):
+def test_an_encoder_with_a_decoder_has_neither_micro_batches_nor_language_embeddings(tiny_encoder):
     loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24)
     tiny_encoder[0].auto_model.config.is_encoder_decoder = True
-    batch = ParallelCollator(tokenizer, loss.views)(full_bitext[:4])
-    loss(batch)
-    loss.micro_batch_size = 2
-    with pytest.raises(ModelError, match=r"micro_batch_size do not support encoders with a decoder, such as bert"):
-        loss(batch)
+    loss.micro_batch_size = 2  # the encoder alone, as of T5
+    tiny_encoder[0].auto_model.decoder = torch.nn.Identity()
+    loss.micro_batch_size = None
+    with pytest.raises(
+        ModelError, match=r"decoder, such as bert, cannot encode a batch in parts\. Omit micro_batch_size"
+    ):
+        loss.micro_batch_size = 2
+    embedded = Recipe.from_dict({"name": "one", "language_embedding": True, "terms": [{"objective": "tr"}]})
+    with pytest.raises(ModelError, match=r"^Language embeddings do not support encoders with a decoder, such as bert"):
+        AlignmentLoss(tiny_encoder, embedded, languages=("de", "en"))
 
 
 @pytest.mark.parametrize("chosen", every_objective(), ids=lambda recipe: recipe.name)

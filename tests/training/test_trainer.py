@@ -1023,6 +1023,21 @@ def test_memory_that_runs_out_at_one_row_is_explained(make_trainer, fault):
     fault("E1", "out of memory at one row", tried=1, survived=1)
 
 
+def test_memory_that_runs_out_with_a_decoder_is_explained(make_trainer):
+    trainer = make_trainer(packing=False)
+    encoder = trainer.model[0].auto_model
+    encoder.config.is_encoder_decoder, encoder.decoder = True, torch.nn.Identity()
+
+    def allocate(module, args):
+        raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
+    encoder.encoder.register_forward_pre_hook(allocate)
+    with pytest.raises(
+        MemoryBudgetError, match=r"^Out of memory with 16 rows\. Encoders with a decoder, such as bert"
+    ):
+        trainer.train()
+
+
 def test_memory_that_runs_out_in_one_of_several_processes_is_explained(make_trainer, monkeypatch, fault):
     def fails():
         raise torch.OutOfMemoryError("CUDA out of memory. (not really)")

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from metaphrase.encoders.positions import first_position
-from metaphrase.exceptions import ModelError, UsageError
+from metaphrase.exceptions import UsageError
 from metaphrase.modeling.attention import observed
 from metaphrase.modeling.languages import LanguageEmbedding
 
@@ -57,6 +57,11 @@ def unwrap(model: nn.Module) -> SentenceTransformer:
     return model
 
 
+def has_decoder(encoder: PreTrainedModel) -> bool:
+    """Whether a decoder follows the encoder. It reads piece ids, so neither language embeddings nor micro-batches work."""
+    return bool(encoder.config.is_encoder_decoder) and hasattr(encoder, "decoder")  # T5's encoder alone has none
+
+
 def encode_views(
     model: Callable[[dict[str, Any]], dict[str, Any]],
     views: Mapping[str, Mapping[str, Tensor]],
@@ -96,11 +101,6 @@ def encode_views(
         joined = {key: _stack([inputs[name][key] for name in names]) for key in keys}
         rows = len(joined["input_ids"])
         size = rows if micro_batch_size is None or not torch.is_grad_enabled() else micro_batch_size
-        if encoder.config.is_encoder_decoder and (language_embedding is not None or size < rows):
-            raise ModelError(
-                f"Language embeddings and micro_batch_size do not support encoders with a decoder, such as "
-                f"{encoder.config.model_type}. Omit micro_batch_size, and use a recipe without language embeddings."
-            )
         if language_embedding is not None or size < rows:  # one gradient of the table instead of one per micro-batch
             joined["inputs_embeds"] = embeddings(joined.pop("input_ids"))
         if language_embedding is not None:

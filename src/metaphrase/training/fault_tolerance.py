@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from metaphrase.checkpoints.folders import last_good
 from metaphrase.exceptions import MemoryBudgetError, NonFiniteError, WorkerError
+from metaphrase.modeling.encoding import has_decoder, unwrap
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 
@@ -301,6 +302,12 @@ def _smaller_micro_batch(
         raise MemoryBudgetError(
             "Out of memory with one row at a time. Shorten the sentences (--max_length), train fewer weights "
             "(--freeze_word_embeddings) or a smaller encoder, or use a device with more memory."
+        ) from error
+    encoder = unwrap(loss.model)[0].auto_model
+    if has_decoder(encoder):
+        raise MemoryBudgetError(
+            f"Out of memory with {current} rows. Encoders with a decoder, such as {encoder.config.model_type}, cannot encode "
+            "them in parts. Lower --per_device_train_batch_size or --max_length."
         ) from error
     if accumulating:
         raise MemoryBudgetError(

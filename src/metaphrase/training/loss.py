@@ -19,7 +19,7 @@ from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
-from metaphrase.modeling.encoding import Encoding, encode_views, unwrap
+from metaphrase.modeling.encoding import Encoding, encode_views, has_decoder, unwrap
 from metaphrase.modeling.matryoshka import CITATION, truncated
 from metaphrase.modeling.views import View
 from metaphrase.objectives import HeadSources, Objective
@@ -48,7 +48,6 @@ class AlignmentLoss(nn.Module):
         objectives: The objectives by name.
         views: The views that the objectives read, without duplicates.
         step: Completed steps of the optimiser, on which scheduled weights depend; the trainer sets it.
-        micro_batch_size: Number of rows per encoder call (see :func:`metaphrase.modeling.encoding.encode_views`).
 
     Raises:
         UsageError: The model has no Transformer, or the recipe is not a :class:`Recipe`.
@@ -104,12 +103,17 @@ class AlignmentLoss(nn.Module):
         check_positions(sources, self.max_length, recipe.name)
         for term in recipe.terms:
             _check_matryoshka(term, objectives[term.name], sources.embedding_size)
+        if recipe.language_embedding and has_decoder(sources.encoder):
+            raise ModelError(
+                f"Language embeddings do not support encoders with a decoder, such as {sources.encoder.config.model_type}. "
+                "Set language_embedding to false, or choose another encoder."
+            )
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
         _check_token_states(sources, self.heads.heads)
         for objective in objectives.values():
             _check_state(objective)
         self.objectives = nn.ModuleDict(objectives)
-        self.micro_batch_size: int | None = None
+        self._micro_batch_size: int | None = None
         self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
 
     def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
@@ -159,6 +163,24 @@ class AlignmentLoss(nn.Module):
                 "return `tensor.sum() * 0.0`."
             )
         return value
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Number of rows per encoder call (see :func:`metaphrase.modeling.encoding.encode_views`); None for all at once.
+
+        Setting a number raises :class:`ModelError` if the encoder has a decoder.
+        """
+        return self._micro_batch_size
+
+    @micro_batch_size.setter
+    def micro_batch_size(self, size: int | None) -> None:
+        encoder = unwrap(self.model)[0].auto_model
+        if size is not None and has_decoder(encoder):
+            raise ModelError(
+                f"Encoders with a decoder, such as {encoder.config.model_type}, cannot encode a batch in parts. Omit "
+                "micro_batch_size; if memory is short, lower the batch size."
+            )
+        self._micro_batch_size = size
 
     @property
     def weights(self) -> dict[str, float]:
