@@ -250,7 +250,7 @@ def test_settings_that_would_change_the_model_are_refused(model, refused, fault,
     ("at", "changes", "pattern"),
     [
         (1, {"type": "evil.Evil"}, "requires its own code"),
-        (1, {"type": "sentence_transformers.models.WordEmbeddings"}, "but a model consists of Transformer, Pooling"),
+        (1, {"type": "sentence_transformers.models.LSTM"}, "but a model consists of Transformer, Pooling"),
         (0, {"type": "sentence_transformers.models.BoW"}, "but a model starts with a Transformer"),
         (1, {"type": "sentence_transformers.models.Transformer"}, "but a model consists of"),
         (1, {"path": "/etc"}, "names the module folder /etc, which must lie directly in"),

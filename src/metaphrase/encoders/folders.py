@@ -23,7 +23,6 @@ import torch
 from safetensors import safe_open
 from sentence_transformers.sentence_transformer.modules import (
     CNN,
-    LSTM,
     Dense,
     Dropout,
     LayerNorm,
@@ -47,9 +46,9 @@ VECTOR_FILE = "task_vector.safetensors"
 #: Modules that a model may consist of. The first is the Transformer. Those that have weights keep them in safetensors.
 MODULES = {
     module.__name__: module
-    for module in (Transformer, Pooling, Dense, Normalize, LayerNorm, Dropout, WeightedLayerPooling, CNN, LSTM)
+    for module in (Transformer, Pooling, Dense, Normalize, LayerNorm, Dropout, WeightedLayerPooling, CNN)
 }
-_WITH_WEIGHTS = (Dense, LayerNorm, WeightedLayerPooling, CNN, LSTM)
+_WITH_WEIGHTS = (Dense, LayerNorm, WeightedLayerPooling, CNN)
 #: Files of a tokenizer. The settings among them are JSON objects; one of the others must exist.
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
 _VOCABULARIES = (

@@ -49,7 +49,7 @@ _NAMES = {
     *ADAPTER_FILES,
 }
 _PATTERN = re.compile(
-    r"model-\d{5}-of-\d{5}\.safetensors|\d+_\w+/(config|cnn_config|lstm_config)\.json|\d+_\w+/model\.safetensors",
+    r"model-\d{5}-of-\d{5}\.safetensors|\d+_\w+/(config|cnn_config)\.json|\d+_\w+/model\.safetensors",
     re.ASCII,
 )
 _HEADS = {f"{HEADS}/config.json", f"{HEADS}/model.safetensors"}
