@@ -1,3 +1,4 @@
+import json
 import time
 from pathlib import Path
 
@@ -121,6 +122,18 @@ def test_the_mlm_head_of_older_checkpoints(tiny_mlm_dir, tmp_path):
     assert found is not None
     for name, value in wanted.items():
         assert torch.equal(found[name], value)
+
+
+def test_the_mlm_head_of_a_checkpoint_in_several_files(tiny_mlm_dir, tmp_path):
+    wanted = pretrained_mlm_head(str(tiny_mlm_dir))
+    state = load_file(tiny_mlm_dir / "model.safetensors")
+    places = {name: f"model-{at % 2 + 1:05}-of-00002.safetensors" for at, name in enumerate(sorted(state))}
+    for file in set(places.values()):
+        save_file({name: value for name, value in state.items() if places[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    found = pretrained_mlm_head(str(tmp_path))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
 def test_checkpoints_without_an_mlm_head(tiny_bert_dir, tmp_path):

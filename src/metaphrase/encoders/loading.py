@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -263,17 +264,19 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     """Read the masked language modelling head of a checkpoint: ``dense.weight``, ``dense.bias``, ``norm.weight``,
     ``norm.bias`` and ``bias``.
 
-    None if the checkpoint has no such head (E5, LaBSE), no ``model.safetensors``, or a head that is not laid out as BERT's
+    None if the checkpoint has no such head (E5, LaBSE), no weights in safetensors, or a head that is not laid out as BERT's
     or RoBERTa's.
     """
     try:
         name, folder = find_folder(split_vectors(name)[0])
     except MetaphraseError:  # the folder of a model in memory that no longer exists
         return None
-    if not (folder / WEIGHTS).is_file() or read_modules(name, folder)[0][1]:  # the encoder is in a subfolder
+    files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
+    if not files or read_modules(name, folder)[0][1]:  # the encoder is in a subfolder
         return None
-    with safe_open(folder / WEIGHTS, framework="pt") as tensors:
-        found = set(tensors.keys())
+    with ExitStack() as stack:
+        parts = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+        found = {name: part for part in parts for name in part.keys()}  # noqa: SIM118 - not a dictionary
         for prefix, dense, norm in (
             ("cls.predictions.", "transform.dense", "transform.LayerNorm"),
             ("lm_head.", "dense", "layer_norm"),
@@ -287,8 +290,8 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
                 "norm.bias": f"{prefix}{norm}.{bias}",
                 "bias": f"{prefix}bias",
             }
-            if found.issuperset(names.values()):
-                return {short: tensors.get_tensor(full) for short, full in names.items()}
+            if found.keys() >= {*names.values()}:
+                return {short: found[full].get_tensor(full) for short, full in names.items()}
     return None
 
 
