@@ -284,6 +284,11 @@ def test_encoders_that_cannot_run_the_passes_are_refused(
     WordAlignment(max_length=40).attach(xlmr)  # <s> x </s></s> y </s>: 80 positions
     with pytest.raises(ValueError, match="up to 82 positions, but the encoder has 81"):
         WordAlignment(max_length=41).attach(xlmr)
+    attention = tiny_encoder[0].auto_model.encoder.layer[0].attention.self
+    monkeypatch.setattr(attention, "is_causal", True)
+    with pytest.raises(ValueError, match="tokens of BertModel only attend to preceding ones"):
+        make_loss("wa")
+    monkeypatch.setattr(attention, "is_causal", False)
     monkeypatch.setattr(type(tiny_encoder[0].auto_model), "_supports_attention_backend", False)
     with pytest.raises(ValueError, match="BertModel does not support the attention"):
         make_loss("wa")

@@ -134,14 +134,20 @@ class WordAlignment(Objective):
         """Check that the encoder supports the passes.
 
         Raises:
-            ModelError: The attention of the encoder cannot be masked and read, or it has too few positions or too small a
-                window for the pairs.
+            ModelError: The attention of the encoder cannot be masked and read, or is causal, or the encoder has too few
+                positions or too small a window for the pairs.
         """
         super().attach(sources)
         if not can_observe(sources.encoder):
             raise ModelError(
                 f"'wa' reads the attention of the encoder, but {type(sources.encoder).__name__} does not support "
                 "the attention interface of transformers. Use an encoder of the BERT or XLM-R family, or remove 'wa'."
+            )
+        if any(getattr(module, "is_causal", False) for module in sources.encoder.modules()):
+            raise ModelError(
+                "'wa' trains the attention of each sentence to all of its translation, but tokens of "
+                f"{type(sources.encoder).__name__} only attend to preceding ones. Use an encoder of the BERT or XLM-R "
+                "family, or remove 'wa'."
             )
         longest = pair_length(sources, self.max_length)
         check_positions(sources, longest, self.name)
