@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from metaphrase.exceptions import ModelError
 from metaphrase.objectives.representation_translation import representation_translation
 from tests.oracles import padded, representation_translation_loop
 
@@ -297,6 +298,13 @@ def test_language_embeddings_tell_languages_apart(make_loss, encodings_of, bitex
     assert loss.objectives["rtl"]({**encodings, "target": relabelled}) != loss.objectives["rtl"](encodings)
     with pytest.raises(ValueError, match="Pass `languages` to AlignmentLoss"):
         make_loss("rtl", language_embeddings=True)
+
+
+def test_an_encoder_with_a_decoder_is_refused(make_loss, tiny_encoder):
+    encoder = tiny_encoder[0].auto_model
+    encoder.config.is_encoder_decoder, encoder.decoder = True, torch.nn.Identity()
+    with pytest.raises(ModelError, match=r"those of BertModel belong to a decoder, which also reads piece ids"):
+        make_loss("rtl")
 
 
 @pytest.mark.parametrize(

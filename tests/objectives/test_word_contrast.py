@@ -4,8 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import FNetConfig, FNetModel
 
 from metaphrase.corpus.words import parse_links
+from metaphrase.exceptions import ModelError
+from metaphrase.objectives.base import HeadSources
 from metaphrase.objectives.word_contrast import (
     WordContrast,
     WordStates,
@@ -141,6 +144,14 @@ def test_without_links_the_loss_is_a_zero_with_a_graph(make_loss, encodings_of, 
     assert value.item() == 0
     value.backward()
     assert not any(leaf.grad.any() for leaf in sides(encodings))
+
+
+def test_soft_is_refused_for_an_encoder_without_attention(tokenizer):
+    config = FNetConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, intermediate_size=8)
+    sources = HeadSources(FNetModel(config), tokenizer)
+    with pytest.raises(ModelError, match=r"but FNetModel has no attention\. Use 'kind: hard'"):
+        WordContrast(kind="soft").head_settings(sources)
+    assert WordContrast(kind="hard").head_settings(sources) == {}
 
 
 def test_soft_needs_no_links(make_loss, batch_of, bitext):

@@ -17,7 +17,7 @@ from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import first_position, reads_positions
 from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.arguments import Layers, Length, Share
-from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.encoding import Encoding, has_decoder
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, can_pack, token_states
 from metaphrase.modeling.views import UNSCORED, Batch, Generators, View
@@ -269,12 +269,18 @@ class RepresentationTranslation(Objective):
         """Return the shape of the vocabulary head and the languages of the corpus.
 
         Raises:
-            ModelError: The encoder has too few layers or positions for the head, or embeddings that it cannot use, or the
-                languages are unknown.
+            ModelError: The encoder has a decoder, or too few layers or positions for the head, or embeddings that it cannot
+                use, or the languages are unknown.
         """
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:
             raise ModelError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
+        if has_decoder(sources.encoder):
+            raise ModelError(
+                f"The head of RTL copies the last layers of the encoder and runs them on states, but those of "
+                f"{type(sources.encoder).__name__} belong to a decoder, which also reads piece ids. Use an encoder of the "
+                "BERT or XLM-R family, or a recipe without RTL."
+            )
         if len(set(getattr(config, "layer_types", None) or ())) > 1:
             raise ModelError(
                 f"The head of RTL copies layers of the encoder, but those of {type(sources.encoder).__name__} differ in "

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, info_nce, inside_spans, pooled_spans
 from metaphrase.modeling.views import SIDES, Batch, Generators, View, links_view, pad_arrays
-from metaphrase.objectives.base import Granularity, Objective, check_unused
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_unused
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
 Kind = Literal["hard", "soft"]
@@ -210,6 +211,20 @@ class WordContrast(Objective):
     def views(self) -> tuple[View, ...]:
         """Return both sides and their words."""
         return *super().views(), self.words
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """Check that the encoder has attention heads, whose number ``"soft"`` adopts.
+
+        Raises:
+            ModelError: It has none.
+        """
+        if self.kind == "soft" and not hasattr(sources.encoder.config, "num_attention_heads"):
+            raise ModelError(
+                f"'kind: soft' of {self.name!r} attends with as many heads as the encoder, but "
+                f"{type(sources.encoder).__name__} has no attention. Use 'kind: hard', or an encoder of the BERT or XLM-R "
+                "family."
+            )
+        return {}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the attention of ``"soft"``, with the encoder's number of heads."""
