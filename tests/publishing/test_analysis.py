@@ -145,7 +145,17 @@ def test_a_copy_of_the_translation_is_no_rival():
     pair_n, other_n = analysis.margins(source, target, data)
     assert len(pair_n) == 3
     assert (other_n[:2] < pair_n[:2]).all()  # the third sentence, not the copy, which has the same margin
-    assert len(analysis.margins(source[:2], target[:2], ParallelSet("sw", ("a", "a"), ("A", "A")))[0]) == 0
+    copies = analysis.margins(source[:2], target[:2], ParallelSet("sw", ("a", "a"), ("A", "A")))
+    assert np.isneginf(copies[1]).all()
+    assert analysis.margin_histogram({"after": copies}) == {}
+
+
+def test_both_sides_of_a_histogram_have_the_same_sources():
+    before = np.array([1.1, 1.2, 1.3]), np.array([-np.inf, 1.0, 1.4])
+    after = np.array([1.1, 1.2, 1.3]), np.array([1.0, 1.0, 1.4])
+    histogram = analysis.margin_histogram({"before": before, "after": after})
+    assert histogram["n"] == sum(histogram["before"]["others"]) == sum(histogram["after"]["others"]) == 2
+    assert histogram["after"]["overlap"] == 50
 
 
 def test_geometry_counts_copies_of_a_target_as_one_hub():

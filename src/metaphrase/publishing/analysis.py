@@ -220,7 +220,7 @@ def alignment_matrix(
 def margins(source_nh: NDArray[Any], target_nh: NDArray[Any], data: ParallelSet) -> tuple[NDArray, NDArray]:
     """Ratio margins of translation pairs, and of each source with the best target that is not its translation.
 
-    Copies of the source or of its translation are not wrong targets. Sources without a wrong target are skipped.
+    Copies of the source or of its translation are not wrong targets. A source without a wrong target has ``-inf``.
 
     Reference: Artetxe and Schwenk 2019, section 3.1.
     """
@@ -232,8 +232,7 @@ def margins(source_nh: NDArray[Any], target_nh: NDArray[Any], data: ParallelSet)
     sources, targets = (np.array(side, dtype=object) for side in (data.sources, data.targets))
     same_nk = (targets[forward.row_qk] == targets[:, None]) | (sources[forward.row_qk] == sources[:, None])
     best_n = np.where(same_nk, -np.inf, other_nk).max(axis=1)
-    there_n = np.isfinite(best_n)
-    return pair_n[there_n].astype(np.float64), best_n[there_n].astype(np.float64)
+    return pair_n.astype(np.float64), best_n.astype(np.float64)
 
 
 def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[str, Any]:
@@ -241,10 +240,15 @@ def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[
 
     Training can multiply the spread of margins by ten; with common bins, one side would consist of a few bars.
 
-    ``overlap`` is the share of sources, in percent, whose best wrong target has at least the margin of the translation.
+    ``overlap`` is the share of sources, in percent, whose best wrong target has at least the margin of the translation. The
+    sources that have a wrong target on all sides are counted, ``n``; without any, nothing is returned.
     """
+    counted_n = np.all([np.isfinite(other_n) for _, other_n in margins_of.values()], axis=0)
+    if not counted_n.any():
+        return {}
     sides: dict[str, Any] = {}
-    for side, (pair_n, other_n) in margins_of.items():
+    for side, both in margins_of.items():
+        pair_n, other_n = (one_n[counted_n] for one_n in both)
         low, high = np.quantile(np.concatenate([pair_n, other_n]), [0.001, 0.999])
         edges = np.linspace(low, max(high, low + 1e-6), _BINS + 1)
         sides[side] = {
@@ -255,7 +259,7 @@ def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[
             "other_median": float(np.median(other_n)),
             "overlap": 100 * float(np.mean(other_n >= pair_n)),
         }
-    return {"neighbours": MARGIN_NEIGHBOURS, "n": len(pair_n), **sides}
+    return {"neighbours": MARGIN_NEIGHBOURS, "n": int(counted_n.sum()), **sides}
 
 
 def nearest_found(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> dict[str, NDArray]:

@@ -427,9 +427,8 @@ def _analyse(
     }
     if tokens := token_maps(subjects, mapped_sets):
         content["tokens"] = tokens | {"data": focus}
-    margins = _margins(embedded, shown)
-    if all(len(pair_n) for pair_n, _ in margins.values()):
-        content["margins"] = analysis.margin_histogram(margins) | {"data": focus}
+    if margins := analysis.margin_histogram(_margins(embedded, shown)):
+        content["margins"] = margins | {"data": focus}
     return content
 
 
