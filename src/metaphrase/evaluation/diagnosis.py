@@ -151,7 +151,7 @@ def diagnose(
                 f"{FEWEST}. Pass more pairs, or a larger --sample."
             )
         findings.append(Finding("info", "not-measured", message))
-    result.language_identification.update(language_identification(by_language(embedded, target_lang)))
+    result.language_identification.update(language_identification(embeddings_by_language(embedded, target_lang)))
     for language, (part, row_n) in chosen.items():
         result.languages[language] = measure(embedded[language], seed) | hubs_of(part, embedded[language])
         if judged:
@@ -269,7 +269,7 @@ def _compare(facts: dict[str, float], new_nh: NDArray[np.float32], old_nh: NDArr
     return []
 
 
-def by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[str, NDArray[np.float32]]:
+def embeddings_by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[str, NDArray[np.float32]]:
     """Embeddings of each language; the target language's are taken from all sets in turn."""
     targets = [target_nh for _, target_nh in embedded.values()]
     n = min(map(len, targets))

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from metaphrase.aligners.embedding import EmbeddingAligner, link_units
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.words import Words, are_tokenised, segmenter_of_text
-from metaphrase.evaluation.diagnosis import by_language, hubs_of
+from metaphrase.evaluation.diagnosis import embeddings_by_language, hubs_of
 from metaphrase.evaluation.geometry import isotropy, language_identification
 from metaphrase.evaluation.similarity_structure import kept_structure
 from metaphrase.exceptions import DataError, DataMismatchError, UsageError
@@ -340,7 +340,7 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
     facts: dict[str, dict[str, Any]] = {}
     for side in next(iter(embedded.values())):
         pairs = {language: tuple(map(unit_rows, sides[side])) for language, sides in embedded.items()}
-        probe = language_identification(by_language(pairs, TARGET_LANGUAGE))
+        probe = language_identification(embeddings_by_language(pairs, TARGET_LANGUAGE))
         found = [hubs_of(sets[code], both) for code, both in pairs.items()]
         worst = max((one["hubs"][0] for one in found), key=lambda hub: hub["count"])
         facts[side] = {

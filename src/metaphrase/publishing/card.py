@@ -52,8 +52,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         license_link: Its address, or the name of its file.
         recipe: The recipe as data; its `name` becomes a tag.
         results: One row per test set and language: `data`, `language`, `n` (pairs), `before` and `after` (accuracy in
-            percent); if both were compared also `difference`, `interval` (its bounds), `verdict`, and `clusters` and `runs` as in
-            `evaluation.compare.ComparedRow`. A row of a benchmark on the Hub also has its `dataset_id` and `task_id`, and
+            percent); if both were compared also `difference`, `interval` (its bounds) and `verdict`, and where `compare` has
+            them `clusters` and `runs`. A row of a benchmark on the Hub also has its `dataset_id` and `task_id`, and
             optionally `dataset_revision`.
         retention: One row per test set in languages without training data: `data`, number of `languages` and of pairs
             (`n`), `before`, `after`, `difference` and its `interval` as means over the languages, the acceptable loss
