@@ -101,9 +101,9 @@ def retrieval_hits(
 
 
 def unrelated_cosine(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> float | None:
-    """Mean cosine of pairs of sentences, of either side, that are neither identical nor translations of each other.
+    """Mean cosine of two sentences of different rows, of either side; copies of a sentence are not told apart.
 
-    None for a single pair, which has no unrelated sentences.
+    None for a single row, which has no unrelated sentences.
 
     >>> unrelated_cosine(np.eye(2), np.eye(2))
     0.0
