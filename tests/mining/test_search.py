@@ -347,6 +347,14 @@ def test_threshold_lies_between_scores():
     assert best_threshold([0.5, 0.9], [False, True], 1).threshold == pytest.approx(0.7)
 
 
+def test_scores_without_a_number_between_them_are_not_separated():
+    low = 0.5
+    high = float(np.nextafter(low, 1))
+    best = best_threshold([high, low, 0.1], [True, False, False], 1)
+    assert best.kept == 2
+    assert 0.1 < best.threshold < low
+
+
 def test_nothing_right_keeps_nothing():
     best = best_threshold([0.9, 0.5], [False, False], 3)
     assert (best.kept, best.f1) == (0, 0)

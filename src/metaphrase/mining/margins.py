@@ -183,8 +183,8 @@ class Threshold(NamedTuple):
 def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Threshold:
     """Find the threshold with the best F1.
 
-    It lies midway between the last pair that is kept and the next one, or just below the last pair. Pairs with equal
-    scores are not separated. The highest of equally good thresholds wins. If no pair is correct, the threshold keeps
+    It lies midway between the last pair that is kept and the next one, or just below the last pair. Pairs with equal scores,
+    or scores with no number between them, are not separated. The highest of equally good thresholds wins. If no pair is correct, the threshold keeps
     none. ``gold`` is the number of correct pairs, found or not.
 
     Raises:
@@ -211,10 +211,10 @@ def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Thres
 def _best_f1(score_c: NDArray[np.float64], correct_c: NDArray[Any], gold: float) -> Threshold:
     """The threshold with the best F1, from descending scores and the number of correct pairs up to each."""
     f1_c = 2 * correct_c / (np.arange(1, len(score_c) + 1) + gold)
-    f1_c[:-1][score_c[:-1] == score_c[1:]] = -1
+    middle_c = (score_c[:-1] + score_c[1:]) / 2
+    f1_c[:-1][(middle_c >= score_c[:-1]) | (middle_c <= score_c[1:])] = -1
     at = int(f1_c.argmax())
-    is_last = at == len(score_c) - 1
-    threshold = np.nextafter(score_c[at], -np.inf) if is_last else (score_c[at] + score_c[at + 1]) / 2
+    threshold = middle_c[at] if at < len(middle_c) else np.nextafter(score_c[at], -np.inf)
     correct = correct_c[at].item()
     return Threshold(float(threshold), *f1_scores(correct, at + 1, gold), at + 1, correct)
 
