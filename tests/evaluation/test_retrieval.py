@@ -211,6 +211,18 @@ def test_the_first_of_equal_candidates_counts(n):
         assert hits.all()
 
 
+@pytest.mark.parametrize("n", [6, 205, 548])
+def test_the_first_of_equal_texts_of_one_pool_counts(n):
+    """Upper and lower case have the same embedding, and the translation of the first sentences is in lower case."""
+    rng = np.random.default_rng(0)
+    right_nh, other_nh = rng.normal(size=(2, n, 48))
+    sources = tuple(f"{one}{at}" for one in ("Satz", "Anderes") for at in range(n))
+    targets = tuple(f"{one}{at}" for one in ("text", "TEXT") for at in range(n))
+    embeddings = np.concatenate([right_nh + 0.01 * other_nh, other_nh]), np.concatenate([right_nh, right_nh])
+    forward, _ = pooled_hits({"de": ParallelSet("de", sources, targets)}, {"de": embeddings})["de"]
+    assert forward[:n].all()
+
+
 def test_text_equality_looks_at_the_side_that_is_searched():
     embeddings = np.eye(3)[[0, 1, 1]]
     forward, backward = retrieval_hits(embeddings, embeddings, match_text=(("a", "b", "b"), ("x", "y", "z")))

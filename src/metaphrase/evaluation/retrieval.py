@@ -143,7 +143,8 @@ def pooled_hits(
     """Return whether the nearest of all other sentences, in all languages, is a translation of a sentence, by cosine.
 
     The pool holds each different text of both sides of all languages once. An encoder that puts the sentences of a language
-    close to each other finds one of these instead. Two texts are translations of each other if they are in pairs with the
+    close to each other finds one of these instead. With a model for each language, a text that occurs in several has the
+    embedding of the first. Two texts are translations of each other if they are in pairs with the
     same target. A sentence whose pool has no other translation, because it equals its own, counts as found.
 
     Args:
@@ -164,10 +165,11 @@ def pooled_hits(
                 targets_of.setdefault(text, set()).add(target)
                 texts_of.setdefault(target, set()).add(text)
     texts, pool_mh = list(row_of), unit_rows(np.stack(list(row_of.values())))
+    first_d, distinct_m = distinct_rows(pool_mh)  # searched once, see `_nearest`
     found = {}
     size = max(1, _CHUNK // len(texts))
     for first in range(0, len(texts), size):
-        cosine_nm = pool_mh[first : first + size] @ pool_mh.T
+        cosine_nm = (pool_mh[first : first + size] @ pool_mh[first_d].T)[:, distinct_m]
         row_n = np.arange(len(cosine_nm))
         cosine_nm[row_n, first + row_n] = -np.inf
         for text, at in zip(texts[first : first + size], cosine_nm.argmax(axis=1).tolist(), strict=True):

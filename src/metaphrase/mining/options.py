@@ -147,7 +147,8 @@ class EngineOptions:
     executor: Executor | None = option(
         None,
         "Divide the work into tasks, which datatrove runs in processes of this machine (local), as Slurm jobs (slurm) or on "
-        "a Ray cluster (ray). The results do not depend on it. Default: one process without tasks.",
+        "a Ray cluster (ray). The results are the same if all tasks use the same number of threads. Default: one process "
+        "without tasks.",
     )
     tasks: Count = option(1, "Number of tasks of each stage. A task that is killed is repeated.")
     workers: Count | None = option(
