@@ -73,7 +73,7 @@ class Measure(ABC):
 
 
 class MeanOfItems(Measure):
-    """Mean of item scores, such as the accuracy of fine-tuned models."""
+    """Mean of item scores; the items of each language are its own."""
 
     test = "paired bootstrap over items"
 
@@ -157,9 +157,12 @@ class ScoreOfSamples(Measure):
 
 
 class SharedItems(ScoreOfSamples, MeanOfItems):
-    """Mean of item scores of translations of one set: all languages of equal size share the resampled items."""
+    """Mean of item scores of translations of one set, which are resampled together.
 
-    test = "paired bootstrap over items, the same items in all languages"
+    Results may have the ids of their items. Without ids, all languages of equal size share the resampled items.
+    """
+
+    test = "paired bootstrap over items, translations of an item together"
     max_resamples = FEWER_RESAMPLES
 
     def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
