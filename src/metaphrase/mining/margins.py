@@ -184,8 +184,8 @@ def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Thres
     """Find the threshold with the best F1.
 
     It lies midway between the last pair that is kept and the next one, or just below the last pair. Pairs with equal scores,
-    or scores with no number between them, are not separated. The highest of equally good thresholds wins. If no pair is correct, the threshold keeps
-    none. ``gold`` is the number of correct pairs, found or not.
+    or scores with no number between them, are not separated. The highest of equally good thresholds wins. If no pair is
+    correct, the threshold keeps none. ``gold`` is the number of correct pairs, found or not.
 
     Raises:
         ValueError: The arguments differ in length, a score is NaN or infinite, or there are no gold pairs.
