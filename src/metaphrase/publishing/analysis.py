@@ -339,7 +339,7 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
     """
     facts: dict[str, dict[str, Any]] = {}
     for side in next(iter(embedded.values())):
-        pairs = {language: tuple(map(unit_rows, sides[side])) for language, sides in embedded.items()}
+        pairs = {code: (unit_rows(sides[side][0]), unit_rows(sides[side][1])) for code, sides in embedded.items()}
         probe = language_identification(embeddings_by_language(pairs, TARGET_LANGUAGE))
         found = [hubs_of(sets[code], both) for code, both in pairs.items()]
         worst = max((one["hubs"][0] for one in found), key=lambda hub: hub["count"])
