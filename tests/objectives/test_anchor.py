@@ -197,7 +197,7 @@ def test_a_student_of_three_layers_learns_from_the_starter(tmp_path):
 
 def test_a_teacher_that_does_not_fit_is_refused(make_loss, tiny_encoder, teacher_dir, tmp_path):
     tiny_encoder.append(Dense(tiny_encoder.get_embedding_dimension(), 7))
-    with pytest.raises(ModelError, match=r"have 32 components, .* have 7\. Choose .*docs/forgetting\.md"):
+    with pytest.raises(ModelError, match=r"have 32 components, .* have 7\. Choose .*docs/keeping\.md"):
         make_loss("anchor", model=tiny_encoder, teacher=str(teacher_dir))
     with pytest.raises(MissingFileError, match=r"'teacher' of 'anchor' cannot be loaded\. There is no folder"):
         make_loss("anchor", teacher=str(tmp_path / "nowhere"))

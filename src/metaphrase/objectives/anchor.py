@@ -159,7 +159,7 @@ class Anchor(Objective):
             raise ModelError(
                 f"The embeddings of the 'teacher' {self.teacher} have {size} components, but those of the encoder to train "
                 f"have {sources.embedding_size}. Choose encoders of one size, or project the teacher's embeddings first: "
-                'docs/forgetting.md, "Learn from a teacher".'
+                'docs/keeping.md, "Learn from a teacher".'
             )
         modules: Any = tuple(model.children())
         self.original, self.tokenizer = FrozenEncoder(modules[0].auto_model, modules[1:]), model.tokenizer
