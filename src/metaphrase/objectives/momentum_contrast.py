@@ -187,8 +187,9 @@ class MomentumHead(nn.Module):
 class MomentumContrast(Objective):
     """Each sentence must distinguish its translation from a queue of sentences of past batches, in all languages.
 
-    The translations (keys) are encoded by a momentum encoder, a moving average of the trained one. Neither it nor the
-    projection is part of a release. In training, the keys of a batch join the queue after the loss is computed; in evaluation
+    States are pooled as by the model; its modules after the pooling, such as a Dense layer, are neither read nor trained. The
+    translations (keys) are encoded by a momentum encoder, a moving average of the trained one. Neither it nor the projection
+    is part of a release. In training, the keys of a batch join the queue after the loss is computed; in evaluation
     they do not.
 
     Args:
@@ -196,7 +197,7 @@ class MomentumContrast(Objective):
         queue_size: Number of keys in the queue, K. It starts with random directions, which ``queue_size / batch`` batches
             replace.
         momentum: m, the share of its parameters that the momentum encoder keeps in an optimiser step.
-        projection_size: Width of the projection ``W₂ ReLU(W₁ h)``; None contrasts the sentence embeddings themselves.
+        projection_size: Width of the projection ``W₂ ReLU(W₁ h)``; None contrasts the pooled states themselves.
         bias: Whether the projection has biases, as in MoCo; equation 2 shows none.
         normalize: What to normalise: the sentence embedding ``"h"`` (the text), its projection ``"z"`` (MoCo), or
             ``"both"``.
