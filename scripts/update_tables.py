@@ -498,7 +498,7 @@ def test_cells(one: dict[str, Any]) -> list[str]:
     """Format a difference with its interval, and the verdict."""
     if (test := one["test"]) is None:
         return ["", ""]
-    mark = " ¶" if test.get("runs", 1) > 1 else ""
+    mark = f", {test['runs']} runs ¶" if test.get("runs", 1) > 1 else ""
     return [difference_words(test), verdict_shown(test).replace("one run", "one run §") + mark]
 
 
@@ -508,7 +508,7 @@ def footnotes(lines: Sequence[str]) -> list[str]:
         "†": "† No better than predicting the most frequent class: the classifier learned nothing at this scale.",
         "‡": "‡ Measured without its prompt (`query: `), where it scores higher.",
         "§": "§ Fine-tuned once. The interval covers test items, not the variation between fine-tunings.",
-        "¶": "¶ Mean of several fine-tunings with other seeds. The interval also covers the variation between these.",
+        "¶": "¶ Mean of several fine-tunings, each with its own seed. The interval also covers the variation between these.",
     }
     used = [note for mark, note in notes.items() if any(mark in line for line in lines)]
     return ["", " ".join(used)] if used else []
