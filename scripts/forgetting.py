@@ -64,7 +64,7 @@ from metaphrase.evaluation.answer_retrieval import sentence_spans
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.result import Result
-from metaphrase.evaluation.similarity_structure import kept_structure, structure_texts
+from metaphrase.evaluation.similarity_structure import mean_correlation, structure_texts
 from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
@@ -393,9 +393,9 @@ class DevData:
             "similarity": float(np.mean(correlations)),
             "structure": float(np.mean(structure)),
             # Compared with the original without the same directions.
-            GUARD: kept_structure(without(original["guard"]), changed["guard"]),
+            GUARD: mean_correlation(without(original["guard"]), changed["guard"]),
             # Directions are removed from sentences, not from tokens.
-            **({} if directions else {TOKENS: kept_structure(original[TOKENS], embedded[TOKENS])}),
+            **({} if directions else {TOKENS: mean_correlation(original[TOKENS], embedded[TOKENS])}),
         }
 
 

@@ -313,7 +313,8 @@ def test_buffers_that_a_failed_step_changes_in_place_are_restored(make_trainer, 
 def test_buffers_that_a_step_changed_before_memory_ran_out_are_restored():
     """The step that is repeated starts from the same running means, and counts once."""
     norm, seen = nn.BatchNorm1d(2), []
-    loss = SimpleNamespace(heads=norm, micro_batch_size=None)
+    encoder = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=False))
+    loss = SimpleNamespace(heads=norm, micro_batch_size=None, model=[SimpleNamespace(auto_model=encoder)])
 
     def step():
         seen.append(norm.running_mean.clone())

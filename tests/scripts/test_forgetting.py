@@ -338,7 +338,7 @@ def test_structure_of_the_packaged_texts_is_that_of_the_guard(script, directions
     assert data.measures(original, original, directions)[script.GUARD] == pytest.approx(100)
     tokens = data.measures(changed, original, directions).get(script.TOKENS)  # tokens keep all directions
     sides = original["tokens"], changed["tokens"]
-    assert tokens == (None if directions else pytest.approx(script.kept_structure(*sides)))
+    assert tokens == (None if directions else pytest.approx(script.mean_correlation(*sides)))
 
 
 def test_structure_of_tokens_compares_the_same_tokens(script, tiny_encoder, monkeypatch):

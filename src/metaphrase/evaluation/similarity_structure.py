@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -142,10 +142,19 @@ def kept_structure(
     different sentences are compared. A language whose sentences are all equally similar to the original, or that has fewer
     than three, has no order to lose, and counts 100.
     """
+    rows = [distinct_texts(sentences)[:_SENTENCES] for sentences in texts]
+    sides = ([one_nh[row_n] for one_nh, row_n in zip(side, rows, strict=True)] for side in (before, after))
+    return mean_correlation(*sides)
+
+
+def mean_correlation(before: Iterable[NDArray[Any]], after: Iterable[NDArray[Any]]) -> float:
+    """Mean over arrays of the rank correlation between the cosines of all rows before and after, in percent.
+
+    An array of equal cosines has no order to lose, and counts 100.
+    """
     correlations = []
-    for sentences, *sides in zip(texts, before, after, strict=True):
-        row_n = distinct_texts(sentences)[:_SENTENCES]
-        old_p, new_p = (pairwise_cosines(one_nh[row_n]) for one_nh in sides)
+    for sides in zip(before, after, strict=True):
+        old_p, new_p = map(pairwise_cosines, sides)
         correlations.append(spearman(old_p, new_p) if len(np.unique(old_p)) > 1 else 100.0)
     return float(np.mean(correlations))
 
