@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Modules are compiled when they are first imported: most are never used.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 export TOKENIZERS_PARALLELISM ?= false
 # Tests start many programs, which would compile the package each time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,7 +26,7 @@ install: $(INSTALLED)  ## Install the package and its test dependencies into .ve
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(PIP_INSTALL) --editable '.[test]'
 	touch $@
 
 demo: install  ## Train on the packaged bitext and write runs/demo/report.html (10 minutes on 2 cores)
@@ -55,7 +57,7 @@ test-portable: install  ## Run the numeric tests under other CPU instruction set
 	done; done
 
 $(VENV)/.all: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test-all]'
+	$(PIP_INSTALL) --editable '.[test-all]'
 	touch $@
 
 test-all: $(VENV)/.all  ## Run all tests, including the slow ones, and update docs/reference/faults.md (an hour on 2 cores)
@@ -63,7 +65,7 @@ test-all: $(VENV)/.all  ## Run all tests, including the slow ones, and update do
 	$(if $(TESTS),,$(BIN)/python scripts/reliability.py faults.jsonl)
 
 $(VENV)/.dev: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP_INSTALL) --editable '.[dev]'
 	touch $@
 
 check: $(VENV)/.dev  ## Check lint, formatting, layers, types and spelling
@@ -90,7 +92,7 @@ package: $(VENV)/.dev  ## Build the distributions in dist/, check them, and try 
 	build/package/bin/python -I scripts/try_wheel.py
 
 $(VENV)/.docs: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(PIP_INSTALL) --editable '.[docs]'
 	touch $@
 
 docs: $(VENV)/.docs  ## Build the documentation site in build/site
