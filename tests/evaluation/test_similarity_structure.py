@@ -87,6 +87,17 @@ def test_intervals_match_those_of_a_loop():
     assert low < result.languages["xx"].score < high
 
 
+def test_translations_are_drawn_together():
+    """Two languages with the same sentences are one: their mean is as uncertain as each of them."""
+    meanings = {language: {text: text[1:] for text in TEXTS["xx"]} for language in ("aa", "xx")}
+    together = similarity_structure(Table(0), mix(0.7), meanings)
+    assert together.average.interval == together.languages["xx"].interval == together.languages["aa"].interval
+    apart = similarity_structure(Table(0), mix(0.7), {language: list(texts) for language, texts in meanings.items()})
+    assert apart.average.score == together.average.score
+    widths = [np.diff(one.average.interval).item() for one in (apart, together)]
+    assert widths[0] < 0.9 * widths[1]
+
+
 def test_it_falls_with_the_change_and_ignores_rotations_scales_and_copies():
     scores = [similarity_structure(Table(0), mix(weight), TEXTS).average.score for weight in (0, 0.3, 1, 10)]
     assert scores[0] == 100.0
@@ -148,6 +159,8 @@ def test_texts_are_packaged():
     assert set(texts) == {*LANGUAGES, "en"}
     assert all(len(set(one)) > 50 for one in texts.values())
     assert len(texts["en"]) == 300
+    shared = [set(texts[language].values()) for language in LANGUAGES]
+    assert all(len(shared[0] & one) > 45 for one in shared)
     assert structure_texts(["sw"], english=0).keys() == {"sw"}
 
 

@@ -43,6 +43,11 @@ class ParallelSet:
         lines = "".join(f"{source}\t{target}\n" for source, target in zip(self.sources, self.targets, strict=True))
         return hashlib.sha256(lines.encode()).hexdigest()
 
+    @property
+    def english(self) -> dict[str, str]:
+        """The English sentence of each different source; of several ones, the last."""
+        return dict(zip(self.sources, self.targets, strict=True))
+
     def rows(self, chosen: Iterable[int]) -> ParallelSet:
         """Some of the pairs, by number."""
         return rows_of(self, ("sources", "targets"), chosen)

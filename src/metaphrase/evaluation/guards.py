@@ -7,7 +7,7 @@ its whole interval lies above a red line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, takewhile
 from operator import itemgetter
@@ -194,7 +194,7 @@ def data_guard(
 @checked
 def structure_guard(
     original: SentenceTransformer,
-    texts_by_language: Mapping[str, Sequence[str]],
+    texts_by_language: Mapping[str, Sequence[str] | Mapping[str, Hashable]],
     *,
     max_loss: AtLeast0 = MAX_STRUCTURE_LOSS,
     **encoding: Unpack[EncodingOptions],
@@ -208,7 +208,7 @@ def structure_guard(
 
     Args:
         original: The encoder that others are compared with. It encodes the texts immediately, and may be trained afterwards.
-        texts_by_language: Monolingual sentences, such as `structure_texts`.
+        texts_by_language: Monolingual sentences, such as `structure_texts`, see `similarity_structure`.
         max_loss: Largest loss that holds, in points of correlation ×100: the red line is at ``100 - max_loss``.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
     """

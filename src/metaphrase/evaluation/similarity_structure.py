@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Unpack
 
 import numpy as np
@@ -40,8 +41,10 @@ _SENTENCES = 300
 
 def structure_texts(
     languages: Sequence[str] = LANGUAGES, *, english: int = 300, articles: Articles | None = None
-) -> dict[str, list[str]]:
+) -> dict[str, dict[str, str]]:
     """Return packaged texts: the Universal Declaration of Human Rights, and English strings of the demo's development sets.
+
+    For each language, the sentences and their English translations, which translations of one sentence share.
 
     Args:
         languages: Languages of the Universal Declaration of Human Rights.
@@ -50,12 +53,12 @@ def structure_texts(
     """
     declaration = load_parallel_folder(UDHR, languages)
     declaration = declaration if articles is None else articles_of(declaration, articles)
-    texts = {language: list(one.sources) for language, one in declaration.items()}
+    texts = {language: one.english for language, one in declaration.items()}
     if english:
         sets = load_parallel_folder(DEMO, split="dev").values()
         strings = list(dict.fromkeys(text for one in sets for text in one.targets))
         strings = strings if articles is None else strings[articles == "even" :: 2]
-        texts[TARGET_LANGUAGE] = strings[:english]
+        texts[TARGET_LANGUAGE] = {text: text for text in strings[:english]}
     return texts
 
 
@@ -63,7 +66,7 @@ def structure_texts(
 def similarity_structure(
     original: Any,
     tuned: Any,
-    texts_by_language: Mapping[str, Sequence[str]],
+    texts_by_language: Mapping[str, Sequence[str] | Mapping[str, Hashable]],
     *,
     name: str | None = None,
     resamples: Resamples = RESAMPLES,
@@ -76,10 +79,11 @@ def similarity_structure(
     Args:
         original: The encoder before the change: a SentenceTransformer, or an object with its ``encode``.
         tuned: The encoder after the change.
-        texts_by_language: Monolingual sentences, such as `structure_texts`; repeated sentences count once.
+        texts_by_language: Monolingual sentences; repeated sentences count once. As a mapping, such as `structure_texts`, from
+            each sentence to what it means, for example its English translation.
         name: Name of the changed encoder in the result.
-        resamples: Number of bootstrap samples of the intervals, over sentences. A sample weighs a pair by how often its two
-            sentences were drawn.
+        resamples: Number of bootstrap samples of the intervals, over sentences. Sentences that mean the same are drawn
+            together. A sample weighs a pair by how often its two sentences were drawn.
         seed: Seed of the bootstrap.
         encode_original: Replaces ``original.encode``, with its signature.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
@@ -99,7 +103,8 @@ def similarity_structure(
     100.0
     """
     start = time.perf_counter()
-    texts = {language: list(dict.fromkeys(texts_by_language[language])) for language in sorted(texts_by_language)}
+    meanings = {language: _meanings(texts_by_language[language], language) for language in sorted(texts_by_language)}
+    texts = {language: list(one) for language, one in meanings.items()}
     few = [language for language, one in texts.items() if len(one) < _FEWEST]
     if few or not texts:
         raise DataError(
@@ -108,20 +113,20 @@ def similarity_structure(
         )
     of_original: EncodingOptions = {**encoding, "encode": encode_original}
     sides = embed_sides(original, texts.values(), **of_original), embed_sides(tuned, texts.values(), **encoding)
-    rng = np.random.default_rng(seed)
+    drawn = _draw(meanings, resamples, np.random.default_rng(seed))
     languages, samples = {}, []
     for (language, one), *pair in zip(texts.items(), *sides, strict=True):
         first_p, second_p = map(pairwise_cosines, pair)
         if first_p.min() < first_p.max():
-            score, drawn = spearman(first_p, second_p), _resampled(first_p, second_p, len(one), resamples, rng)
+            score, scores_r = spearman(first_p, second_p), _resampled(first_p, second_p, drawn[language])
         else:
             logger.warning(
                 "All sentences of %s are equally similar to the original encoder: no order to keep.", language
             )
-            score, drawn = 100.0, np.full(resamples, 100.0)
-        samples.append(drawn)
+            score, scores_r = 100.0, np.full(resamples, 100.0)
+        samples.append(scores_r)
         sha256 = hashlib.sha256("".join(f"{text}\n" for text in one).encode()).hexdigest()
-        languages[language] = Measurement(len(one), score, percentile_interval(drawn), sha256)
+        languages[language] = Measurement(len(one), score, percentile_interval(scores_r), sha256)
     return Result(
         suite="similarity structure",
         model=name or type(tuned).__name__,
@@ -165,12 +170,28 @@ def pairwise_cosines(embeddings_nh: NDArray[Any]) -> NDArray[np.float64]:
     return (rows_nh @ rows_nh.T)[np.triu_indices(len(rows_nh), 1)].round(7)
 
 
+def _meanings(texts: Sequence[str] | Mapping[str, Hashable], language: str) -> dict[str, Hashable]:
+    """What each different sentence means; without translations, each has a meaning of its own."""
+    return dict(texts) if isinstance(texts, Mapping) else {text: (language, text) for text in texts}
+
+
+def _draw(
+    meanings: Mapping[str, Mapping[str, Hashable]], resamples: int, rng: np.random.Generator
+) -> dict[str, NDArray[np.int64]]:
+    """How often each sentence of a language is drawn, shape ``(resamples, n)``: as often as those that mean the same."""
+    different = dict.fromkeys(chain.from_iterable(one.values() for one in meanings.values()))
+    numbers = {meaning: number for number, meaning in enumerate(different)}
+    counts_rm = draw_counts(len(numbers), resamples, rng)
+    return {
+        language: counts_rm[:, [numbers[meaning] for meaning in one.values()]] for language, one in meanings.items()
+    }
+
+
 def _resampled(
-    first_p: NDArray[np.float64], second_p: NDArray[np.float64], n: int, resamples: int, rng: np.random.Generator
+    first_p: NDArray[np.float64], second_p: NDArray[np.float64], counts_rn: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Correlations in samples of the sentences, shape ``(resamples,)``."""
-    counts_rn = draw_counts(n, resamples, rng)
-    one_p, other_p = np.triu_indices(n, 1)
+    """Correlations in samples that contain each sentence ``counts_rn`` times, shape ``(resamples,)``."""
+    one_p, other_p = np.triu_indices(counts_rn.shape[1], 1)
     rows = max(1, CHUNK // len(one_p))
-    parts = (counts_rn[at : at + rows] for at in range(0, resamples, rows))
+    parts = (counts_rn[at : at + rows] for at in range(0, len(counts_rn), rows))
     return np.concatenate([resampled_spearman(first_p, second_p, c_rn[:, one_p] * c_rn[:, other_p]) for c_rn in parts])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -243,10 +243,10 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
         "prompt": None if options.prompt == "none" else options.prompt,
         "batch_size": options.batch_size,
     }
-    texts = {
-        Path(path).name: "\n".join(load_monolingual(path)).split("\n") for path in options.texts
-    } or structure_texts()
-    texts = {language: list(dict.fromkeys(one))[: options.max_items] for language, one in texts.items()}
+    own = {Path(path).name: "\n".join(load_monolingual(path)).split("\n") for path in options.texts}
+    texts: Mapping[str, Any] = {name: list(dict.fromkeys(one))[: options.max_items] for name, one in own.items()}
+    if not texts:
+        texts = {name: dict(islice(one.items(), options.max_items)) for name, one in structure_texts().items()}
     guards = [structure_guard(base, texts, max_loss=options.max_structure_loss, **encoding)]
     gain, *others = (
         data_guard(base, load_guard_data(folder, max_items=options.max_items), prompts=[None], **encoding)

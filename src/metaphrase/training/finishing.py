@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -223,12 +223,12 @@ def _label_guards(original: SentenceTransformer, config: RunConfig, part: Part) 
     return [data_guard(original, one, prompt="auto", prompts=[None]) for one in _guard_data(config, part)]
 
 
-def _structure_texts(part: Part, dev: Mapping[str, ParallelSet] | None = None) -> dict[str, list[str]]:
-    """The packaged texts of a part, and sentences of dev sets in languages that these lack."""
+def _structure_texts(part: Part, dev: Mapping[str, ParallelSet] | None = None) -> dict[str, dict[str, str]]:
+    """The packaged texts of a part, and sentences of dev sets in languages that these lack, with their translations."""
     texts = structure_texts(english=GUARD_ITEMS, articles="odd" if part == "dev" else "even")
-    distinct = {language: list(dict.fromkeys(one.sources)) for language, one in sorted((dev or {}).items())}
+    distinct = {language: one.english for language, one in sorted((dev or {}).items())}
     own = [one for one, sentences in distinct.items() if one not in texts and len(sentences) >= OWN_SENTENCES]
-    return texts | {one: spread(distinct[one], GUARD_ITEMS) for one in spread(own, OWN_LANGUAGES)}
+    return texts | {one: dict(spread([*distinct[one].items()], GUARD_ITEMS)) for one in spread(own, OWN_LANGUAGES)}
 
 
 def _guard_data(config: RunConfig, part: Part) -> list[LabelledData]:
@@ -243,6 +243,6 @@ def _gain_data(dev: Mapping[str, ParallelSet]) -> LabelledData:
     return LabelledData("dev", pairs, evaluate_retrieval)
 
 
-def _distinct(texts: Mapping[str, Sequence[str]]) -> list[str]:
+def _distinct(texts: Mapping[str, Iterable[str]]) -> list[str]:
     """The distinct texts of all languages, each of which is encoded once."""
     return distinct_texts(texts.values())[0]
