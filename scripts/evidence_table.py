@@ -72,8 +72,8 @@ GROUP = "tatoeba, the "
 STEP_TIMES = "step_times.json"
 #: Why differences lack an interval.
 UNTESTED = (
-    "PAWS-X has no intervals and verdicts: its stored results do not tell which items of its languages are translations of "
-    "each other."
+    "PAWS-X and the demo test have no intervals and verdicts: their stored results do not tell which items of different "
+    "languages are translations of each other."
 )
 EMPTY = "No results are stored yet: `python scripts/evidence.py --data benchmarks` writes them, and this table."
 
@@ -150,7 +150,7 @@ def difference(value_sb: NDArray[np.float64]) -> Difference:
 
     The variance of the mean is that of the block means over the number of blocks, plus that of the seed means over the
     number of seeds. Student's t has Satterthwaite's degrees of freedom (1946), so that a few seeds that differ result in a
-    wide interval: with three seeds it contains the true difference in at least 91 % of simulated cases, with two in 88 %.
+    wide interval: with three seeds it contains the true difference in at least 91 % of simulated cases, with two in 87 %.
     With one seed, only blocks vary.
 
     >>> difference(np.array([[1.0, 2.0, 3.0]]))  # as scipy.stats.ttest_1samp([1, 2, 3], 0)
@@ -182,7 +182,8 @@ def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool])
 def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str, Any]:
     """The stored part of the results of a benchmark: each score, and those of groups of languages, with their blocks.
 
-    ``scores`` are results by name, as `Result.to_dict` returns them; those without items are omitted.
+    ``scores`` are results by name, as `Result.to_dict` returns them; those without items are omitted. Blocks hold
+    translations of the same items; those of Tatoeba hold rows, as few of its sentences are translated into two languages.
     """
     kept: dict[str, Any] = {}
     for name, content in scores.items():
@@ -191,7 +192,7 @@ def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str
         result = Result.from_dict(content)
         measure = result.statistic_measure()
         items = {language: result.items(language) for language in result.languages}
-        ids = result.item_ids() if result.statistic == "shared_items" else None
+        ids = None if name.startswith(AXES[0]) else result.item_ids()
         if ids and len(set(map(tuple, ids.values()))) == 1:
             ids = None  # rows with the same number are translations of each other
         resources = language_groups(list(items), trained)

@@ -12,6 +12,7 @@ import yaml
 from scipy.stats import ttest_1samp
 
 from metaphrase.evaluation.measures import MEASURES
+from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.io.files import DEMO
 from metaphrase.io.work_folders import read_part
 from metaphrase.training.recipe import Recipe
@@ -425,6 +426,21 @@ def test_items_with_the_same_id_are_in_the_same_block(table):
     alone = table.block_values(MEASURES["shared_items"], {"de": hits_n})
     assert by_row.mean() == pytest.approx(by_id.mean()) == pytest.approx(100 * hits_n.mean())
     assert by_id == pytest.approx(alone)
+    assert by_row.std() < 0.7 * by_id.std()
+
+
+def test_stored_blocks_hold_translations_of_an_item(table):
+    """As the intervals of `compare` do: languages share English sentences, in different rows."""
+    hits_n = np.random.default_rng(0).integers(0, 2, size=500)
+    rows = {language: np.roll(np.arange(500), shift) for shift, language in enumerate(("de", "sw", "zh", "fr"))}
+    languages = {}
+    for language, row_n in rows.items():
+        direction = {"hits": "".join(map(str, hits_n[row_n]))}
+        details = {"source_to_target": direction, "target_to_source": direction, "item_ids": row_n.tolist()}
+        languages[language] = Measurement(500, 50.0, details=details)
+    result = Result("retrieval", "starter", "accuracy", languages, Measurement(4, 50.0), statistic="hits")
+    kept = table.stored_scores({"demo": result.to_dict(), "tatoeba": result.to_dict()}, [])
+    by_id, by_row = (np.array(kept[name]["blocks"].split(), float) for name in ("demo", "tatoeba"))
     assert by_row.std() < 0.7 * by_id.std()
 
 
