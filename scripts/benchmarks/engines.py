@@ -101,21 +101,21 @@ def compared(context: Context, name: str, build: Callable[[SentenceTransformer, 
         )
         sides = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (encode(model, sentences), theirs())]
     cosine = float((sides[0] * sides[1]).sum(axis=1).min())
-    what = f"encode / SentenceTransformer.encode with {name}, batch 32, {len(sentences)} texts"
+    what = f"time to encode {len(sentences)} texts, {name} ÷ metaphrase, batch 32"
     return [
         ratio(what, seconds, "theirs", "ours", of="starter"),
-        Figure(f"smallest cosine between outputs, {name}", cosine, None, "", of="starter"),
+        Figure(f"smallest cosine between embeddings of {name} and metaphrase", cosine, None, "", of="starter"),
     ]
 
 
 def encode_vs_onnx(context: Context) -> list[Figure]:
     """Bulk encoding with torch and ``SentenceTransformer.encode`` with onnxruntime in 8 bits."""
-    return compared(context, "onnxruntime, int8", onnx_int8)
+    return compared(context, "onnxruntime (int8)", onnx_int8)
 
 
 def encode_vs_openvino(context: Context) -> list[Figure]:
     """Bulk encoding with torch and ``SentenceTransformer.encode`` with openvino in float32."""
-    return compared(context, "openvino, float32", openvino_float)
+    return compared(context, "openvino (float32)", openvino_float)
 
 
 ROWS = {"encode-vs-onnx": encode_vs_onnx, "encode-vs-openvino": encode_vs_openvino}

@@ -95,13 +95,13 @@ def threads(context: Context) -> Iterator[Figure]:
                     found = in_a_process("threads", context, environment, threads=2)
                     for work, rounds in found.items():
                         seconds.setdefault((work, beside, waiting), []).extend(rounds)
-    for work in ("encode", "TR step"):
+    for work, shown in (("encode", "encoding"), ("TR step", "a TR step")):
         for beside in ("alone", "beside a busy process"):
             own = {waiting: seconds[work, beside, waiting] for waiting in WAITING}
-            what = f"{work} with 2 threads {beside}"
+            what = f"time of {shown} with 2 threads, {beside}"
             yield Figure(what, min(own["default"]), None, "s", {"default": own["default"]}, "starter")
             for name in list(own)[1:]:
-                yield ratio(f"{what}, {name} / default", own, name, "default", of="starter")
+                yield ratio(f"{what}, {name} ÷ default", own, name, "default", of="starter")
 
 
 def time_ranking(context: Context, library: str, size: int) -> dict[str, float]:
@@ -132,10 +132,11 @@ def cached_ranking(context: Context) -> Iterator[Figure]:
                 )
         seconds = {name: [one["seconds"] for one in measured] for name, measured in found.items()}
         peaks = {name: min(one["peak"] for one in measured) / 1e6 for name, measured in found.items()}
-        what = f"batch {n}, sentence-transformers (CachedMNRL) / metaphrase"
-        yield ratio(f"time of a TR step in micro-batches, {what}", seconds, *libraries[::-1], of="starter")
+        what = f"time of a TR step in micro-batches, sentence-transformers ÷ metaphrase, batch {n:,}"
+        yield ratio(what, seconds, *libraries[::-1], of="starter")
         for name, peak in peaks.items():
-            yield Figure(f"peak of a TR step in micro-batches, batch {n}, {name}", peak, None, "MB", of="starter")
+            what = f"peak memory of a TR step in micro-batches in {name}, batch {n:,}"
+            yield Figure(what, peak, None, "MB", of="starter")
 
 
 ROWS = {"threads": threads, "cached-ranking": cached_ranking}

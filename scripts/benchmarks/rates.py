@@ -76,6 +76,7 @@ def shares(context: Context) -> Iterator[Figure]:
         "encode": forward,
     }
     tokens = {"step": sum(real), "encode": min(sum(real), CPU_TOKENS)}
+    shown = {name: f"a {name}" for name in operations} | {"encode": f"encoding {len(sentences)} sentences"}
     precisions = ["float32"] + ["bfloat16"] * has_bfloat16_instructions()
     variants: dict[str, Callable[[], float]] = {}
     for precision in precisions:
@@ -94,20 +95,20 @@ def shares(context: Context) -> Iterator[Figure]:
     for precision, (case, count) in product(precisions, tokens.items()):
         rounds = seconds[f"products, {case}, {precision}"]
         work = "bulk encoding" if case == "encode" else "a step"
-        what = f"matrix products of a layer, {count:,} tokens, {precision}, as in {work}"
+        what = f"speed of a layer's matrix products, {count:,} tokens as in {work}, {precision}"
         yield Figure(what, layers * count / min(rounds) / 1e9, None, "GFLOP/s", {what: rounds}, str(shape))
     for precision, (name, count) in product(precisions, operations.items()):
         case = "encode" if name == "encode" else "step"
         rounds = {one: seconds[one] for one in (f"{name}, {precision}", f"products, {case}, {precision}")}
         took, products_took = (min(one) for one in rounds.values())
         share = 100 * count / took / (layers * tokens[case] / products_took)
-        what = f"share of this rate, {name}" + (f", {len(sentences)} sentences" if name == "encode" else "")
+        what = f"speed of {shown[name]} ÷ speed of matrix products, {precision}"
         target = (">=", 60.0) if precision == "bfloat16" and name != "DAP step" else None
-        yield Figure(f"{what}, {precision}", share, target, "%", rounds, "starter")
+        yield Figure(what, share, target, "%", rounds, "starter")
     if len(precisions) > 1:
         for name in operations:
             pair = f"{name}, float32", f"{name}, bfloat16"
-            yield ratio(" / ".join(pair), seconds, *pair, of="starter")
+            yield ratio(f"time of {shown[name]}, float32 ÷ bfloat16", seconds, *pair, of="starter")
 
 
 def rounding(context: Context) -> list[Figure]:
@@ -127,9 +128,9 @@ def rounding(context: Context) -> list[Figure]:
     before, after = (_retrieved(*sides) for sides in (exact, rounded))
     of, what = f"starter, {len(pairs):,} pairs", "translations retrieved with embeddings in"
     return [
-        Figure("smallest cosine of an embedding in bfloat16 to that in float32", cosine, (">=", 0.99), "", of=of),
+        Figure("smallest cosine between an embedding in bfloat16 and in float32", cosine, (">=", 0.99), "", of=of),
         Figure(f"{what} float32", before, None, "%", of=of),
-        Figure(f"{what} bfloat16 − float32, absolute", abs(after - before), ("<=", 0.5), "%", of=of),
+        Figure(f"{what} bfloat16 − float32, absolute difference", abs(after - before), ("<=", 0.5), "%", of=of),
     ]
 
 

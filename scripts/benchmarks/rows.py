@@ -163,7 +163,8 @@ def dap_vs_official(context: Context) -> Iterator[Figure]:
                 context.rounds,
             )
             target = context.target(name, "<=", targets[which])
-            yield ratio(f"DAP step / official-style, {which}", seconds, "ours", "official", target, str(shape))
+            what = f"time of a DAP step, metaphrase ÷ the paper's code, {which}"
+            yield ratio(what, seconds, "ours", "official", target, str(shape))
 
 
 def dap_vs_tr(context: Context) -> Iterator[Figure]:
@@ -180,15 +181,15 @@ def dap_vs_tr(context: Context) -> Iterator[Figure]:
         given = {"pairs": size, "tokens": [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]}
         seconds = interleaved({key: step(context, loss, batch) for key, loss in losses.items()}, context.rounds)
         bound = 1.9 if name == "mbert" else 2.5
-        yield ratio("DAP step / TR step", seconds, "dap", "tr", context.target(name, "<=", bound), str(shape))
+        yield ratio("time of a step, DAP ÷ TR", seconds, "dap", "tr", context.target(name, "<=", bound), str(shape))
         for key in ("tr", "dap"):
             with held_activations(losses[key]) as total, packed(model), context.autocast():
                 sum(losses[key](batch).values())
-            what = f"activations of a {key.upper()} step with {size} pairs"
+            what = f"activation memory of a {key.upper()} step, {size} pairs"
             yield Figure(what, total[0] / 1e6, None, "MB", {key: seconds[key]}, str(shape), {"recipe": key, **given})
         if name in context.shapes:
             target = context.target(name, "<=", 1.5)
-            what = f"DAP step / TR step, subset of {min(ENGLISH, shape.vocabulary):,} pieces"
+            what = f"time of a step, DAP with a vocabulary of {min(ENGLISH, shape.vocabulary):,} pieces ÷ TR"
             yield ratio(what, seconds, "dap, English subset", "tr", target, str(shape))
 
 
@@ -276,12 +277,12 @@ def dap_vs_mnrl(context: Context) -> Iterator[Figure]:
             {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
         )
         target = context.target(name, "<=", 1.1 if context.device == "cuda" else 1.35)
-        what = f"DAP step, AlignmentTrainer / TR step, SentenceTransformerTrainer, batch {size}"
+        what = f"time of a step, DAP in AlignmentTrainer ÷ TR in SentenceTransformerTrainer, batch {size}"
         yield ratio(what, seconds, "ours, DAP", "theirs, TR", target, str(shape))
 
 
 def tr_vs_mnrl(context: Context) -> Iterator[Figure]:
-    """Samples per second of AlignmentTrainer and SentenceTransformerTrainer, with the starter and the same pairs."""
+    """Whole TR steps of AlignmentTrainer and SentenceTransformerTrainer, with the starter and the same pairs."""
     model, texts = context.starter()
     losses = {"ours": loss_of(model, TR), "theirs": MultipleNegativesRankingLoss(model)}
     cases = [(64, False, 3, 1.3), (256, False, 2, 1.8), (64, True, 2, 0.95)]
@@ -291,7 +292,8 @@ def tr_vs_mnrl(context: Context) -> Iterator[Figure]:
         seconds = interleaved(
             {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
         )
-        what = f"TR samples/s, AlignmentTrainer / SentenceTransformerTrainer, batch {size}{', full length' if full else ''}"
+        what = f"time of a TR step, SentenceTransformerTrainer ÷ AlignmentTrainer, batch {size}"
+        what += ", full length" if full else ""
         yield ratio(what, seconds, "theirs", "ours", (">=", bound), "starter")
 
 
@@ -325,7 +327,7 @@ def trainer_overhead(context: Context) -> list[Figure]:
         inside = [*spans[2:], *marks.optimizer[1:]]  # forward and backward passes, without the first step
         seconds.append(marks.seconds)
         shares.append(100 * (1 - sum(clock.between(*span) for span in inside) / (steps - 1) / marks.seconds))
-    what = f"trainer overhead per step, batch {size}"
+    what = f"share of a step outside forward pass, backward pass and optimiser, batch {size}"
     return [Figure(what, min(shares), ("<=", 5.0), "%", {"whole step": seconds}, "starter")]
 
 
@@ -344,7 +346,7 @@ def demo_step(context: Context) -> Iterator[Figure]:
             context.rounds,
         )
         target = (">=", 1.3) if name == "dap" else None
-        what = f"{name.upper()} step of the demo, padded / packed, batch {size}"
+        what = f"time of a {name.upper()} step of the demo, with padding ÷ without padding, batch {size}"
         yield ratio(what, seconds, "padded", "packed", target, "starter")
 
 
@@ -363,13 +365,15 @@ def vocabulary_memory(context: Context) -> Iterator[Figure]:
     """
     n = 64 if context.tiny else 1024
     others = ["liger"] if context.device == "cuda" and find_spec("liger_kernel") else []
+    libraries = {"ours": "metaphrase", "plain": "torch", "liger": "Liger"}
     for name in context.shapes if context.device == "cuda" else context.shapes[:1]:
         shape = SHAPES[name]
         size = (n, shape.vocabulary, shape.hidden, context.device)
         peaks = {kind: vocabulary.peak_in_a_process(kind, *size) / 1e6 for kind in ("ours", "plain", *others)}
         for kind, peak in peaks.items():
-            yield Figure(f"peak of the vocabulary loss, N = {n}, {kind}", peak, None, "MB", of=str(shape))
-        what = f"peak of the vocabulary loss / plain, N = {n}"
+            what = f"peak memory of the vocabulary loss in {libraries[kind]}, {n:,} positions"
+            yield Figure(what, peak, None, "MB", of=str(shape))
+        what = f"peak memory of the vocabulary loss, metaphrase ÷ torch, {n:,} positions"
         target = context.target(name, "<=", 0.1)
         yield Figure(what, peaks["ours"] / max(peaks["plain"], 1e-9), target, of=str(shape))
         case = vocabulary.case(*size)
@@ -381,10 +385,9 @@ def vocabulary_memory(context: Context) -> Iterator[Figure]:
             context.rounds,
         )
         target = context.target(name, "<=", 1.25)
-        what = f"time of the vocabulary loss / plain, N = {n}"
-        yield ratio(what, seconds, "ours", "plain", target, str(shape))
-        for kind in others:
-            yield ratio(f"{what}, {kind}", seconds, kind, "plain", of=str(shape))
+        for kind in ("ours", *others):
+            what = f"time of the vocabulary loss, {libraries[kind]} ÷ torch, {n:,} positions"
+            yield ratio(what, seconds, kind, "plain", target if kind == "ours" else None, str(shape))
 
 
 def denormals(context: Context) -> Iterator[Figure]:
@@ -401,7 +404,7 @@ def denormals(context: Context) -> Iterator[Figure]:
 
         seconds = interleaved({"peaked": lambda: backward(60.0), "flat": lambda: backward(1.0)}, context.rounds)
         target = context.target(name, "<=", 1.5)
-        what = f"backward of the vocabulary loss, peaked / flat logits, N = {n}"
+        what = f"time of the backward pass of the vocabulary loss, peaked ÷ flat logits, {n:,} positions"
         yield ratio(what, seconds, "peaked", "flat", target, str(shape))
 
 
@@ -423,15 +426,15 @@ def projected_rows(context: Context) -> Iterator[Figure]:
                 scored = int(batch["target"]["attention_mask"][:, 1:].sum())
             else:
                 scored = sum(int((view["labels"] != UNSCORED).sum()) for view in batch.values() if "labels" in view)
-            what = f"projected rows − scored targets ({scored}), {name}"
-            yield Figure(what, sum(counted) - scored, ("==", 0), "rows", of=str(shape))
+            what = f"positions projected onto the vocabulary − positions scored ({scored}), {name}"
+            yield Figure(what, sum(counted) - scored, ("==", 0), "positions", of=str(shape))
 
 
 # --------------------------------------------------------------------------------------------------------- big batches
 
 
 def gradcache(context: Context) -> Iterator[Figure]:
-    """Joint step in three micro-batches and with the whole batch: time and peak activations."""
+    """DAP step in three micro-batches and with the whole batch: time and peak activations."""
     for name, shape, model, words in context.encoders():
         size = context.batch(16, 1024)
         loss, ranking = loss_of(model, DAP), loss_of(model, TR)
@@ -445,7 +448,7 @@ def gradcache(context: Context) -> Iterator[Figure]:
         variants = {"micro-batches": partial(measure, third), "plain": partial(measure, None)}
         seconds = interleaved(variants, context.rounds)
         target = context.target(name, "<=", 1.25)
-        what = f"joint step in micro-batches of {third} of {2 * size} rows / whole batch"
+        what = f"time of a DAP step, in micro-batches of {third} sentences ÷ whole batch of {2 * size}"
         yield ratio(what, seconds, "micro-batches", "plain", target, str(shape))
 
         def held(loss: AlignmentLoss, rows: int | None, batch: Any = batch) -> int:
@@ -459,7 +462,7 @@ def gradcache(context: Context) -> Iterator[Figure]:
         largest = max(float(part.sum()) for part in tokens_b.split(third)) / float(tokens_b.sum())
         share = (held(loss, third) + held(ranking, None) * largest) / held(loss, None)
         target = context.target(name, "<=", 0.5)
-        yield Figure("activations in micro-batches / whole batch", share, target, of=str(shape))
+        yield Figure("activation memory of a DAP step, in micro-batches ÷ whole batch", share, target, of=str(shape))
 
 
 def adamw(context: Context) -> Iterator[Figure]:
@@ -476,7 +479,8 @@ def adamw(context: Context) -> Iterator[Figure]:
         seconds = interleaved(variants, context.rounds + 1)
         seconds = {kind: rounds[1:] for kind, rounds in seconds.items()}  # the first round creates the moments
         target = context.target(name, "<=", 1 / 3)
-        yield ratio("fused / foreach AdamW on the word embeddings", seconds, "fused", "foreach", target, str(shape))
+        what = "time of AdamW on the word embeddings, fused ÷ foreach"
+        yield ratio(what, seconds, "fused", "foreach", target, str(shape))
 
 
 def compiled(context: Context) -> Iterator[Figure]:
@@ -503,8 +507,8 @@ def compiled(context: Context) -> Iterator[Figure]:
         with warnings.catch_warnings(action="ignore"):
             variants["compiled"]()  # the first call compiles
         seconds = interleaved(variants, context.rounds)
-        for kind in ("compiled", "packed"):
-            yield ratio(f"TR step, {kind} / padded, {which}", seconds, kind, "padded", of="starter")
+        for kind, shown in (("compiled", "compiled with padding"), ("packed", "without padding")):
+            yield ratio(f"time of a TR step, {shown} ÷ with padding, {which}", seconds, kind, "padded", of="starter")
 
 
 # ------------------------------------------------------------------------------------------------------------- encoding
@@ -539,7 +543,7 @@ def encode_vs_st(context: Context) -> list[Figure]:
     return [
         *(
             ratio(
-                f"encode / SentenceTransformer.encode, batch {size}, {n} texts",
+                f"time to encode {n} texts, sentence-transformers ÷ metaphrase, batch {size}",
                 seconds,
                 f"theirs, {size}",
                 "ours",
@@ -549,9 +553,9 @@ def encode_vs_st(context: Context) -> list[Figure]:
             for size, bound in ((32, 1.2), (128, 1.8))
         ),
         Figure(
-            "sentence-transformers' positions with padding / tokens, batch 128", positions / sum(lengths), of="starter"
+            "positions that sentence-transformers encodes ÷ tokens, batch 128", positions / sum(lengths), of="starter"
         ),
-        Figure("largest difference between outputs", difference, ("<=", 1e-5), "", of="starter"),
+        Figure("largest difference between embeddings of both", difference, ("<=", 1e-5), "", of="starter"),
     ]
 
 
@@ -617,7 +621,7 @@ def gpu_step(context: Context) -> Iterator[Figure]:
     if context.device != "cuda" and not context.tiny:
         raise Skipped("it needs a GPU")
     rate = _matmul_rate(context)
-    yield Figure("matrix product", rate / 1e12, None, "TFLOP/s")
+    yield Figure("speed of a matrix product", rate / 1e12, None, "TFLOP/s")
     name = "tiny" if context.tiny else "base"
     shape, size = SHAPES[name], context.batch(16, 1024)
     model, words = random_encoder(shape, context.device), Words(shape.vocabulary)
@@ -628,17 +632,17 @@ def gpu_step(context: Context) -> Iterator[Figure]:
         measure()
         seconds = {"ours": [measure() for _ in range(context.rounds)]}
         target = ("<=", float(bound)) if context.device == "cuda" else None
-        yield Figure(
-            f"DAP step, {size} pairs, {which}", 1000 * min(seconds["ours"]), target, "ms", seconds, str(shape)
-        )
+        what = f"time of a DAP step, {size:,} pairs, {which}"
+        yield Figure(what, 1000 * min(seconds["ours"]), target, "ms", seconds, str(shape))
         real = [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]
         scored = real[1] - size  # all pieces of the target except CLS
         operations = 3 * step_flops(ENCODERS["XLM-R base"], "dap", *real, scored=scored)
         used = 100 * operations / min(seconds["ours"]) / rate
         target = (">=", 40.0) if context.device == "cuda" else None
-        yield Figure(f"utilisation on real tokens, {which}", used, target, "%", seconds, str(shape))
+        what = f"speed of this step, without padding ÷ speed of a matrix product, {which}"
+        yield Figure(what, used, target, "%", seconds, str(shape))
         peak = peak_memory(measure, context.device) / 1e9
-        yield Figure(f"peak beyond weights, {which}", peak, None, "GB", of=str(shape))
+        yield Figure(f"peak memory of a DAP step without weights, {which}", peak, None, "GB", of=str(shape))
 
 
 def _matmul_rate(context: Context) -> float:

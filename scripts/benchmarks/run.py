@@ -126,7 +126,7 @@ def table(folder: Path) -> str:
     contents = [read_json(path) for path in folder.glob("*.json")]
     minutes = sum(content["minutes"] for content in contents if content["row"] not in NAMED)
     contents = sorted((c for c in contents if c["row"] not in TABLES), key=lambda c: list(ROWS).index(c["row"]))
-    lines = ["| what | shape | measured | target | |", "|---|---|--:|--:|---|"]
+    lines = ["| what | encoder or cores | measured | target | |", "|---|---|--:|--:|---|"]
     for figure in (figure for content in contents for figure in content["figures"]):
         sense, bound = figure["target"] or ("", None)
         target = "" if bound is None else f"{_SENSES[sense]} {bound:.4g}"

@@ -87,17 +87,17 @@ def test_exactly_the_scored_targets_are_projected(results):
 
 
 def test_outputs_of_bulk_encoding_are_the_same(results):
-    assert figures(results, "encode-vs-st")["largest difference between outputs"]["value"] < 1e-5
+    assert figures(results, "encode-vs-st")["largest difference between embeddings of both"]["value"] < 1e-5
 
 
 def test_steps_reach_a_share_of_the_rate_of_their_matrix_products(results):
     found = figures(results, "shares")
-    rates = [figure["value"] for what, figure in found.items() if what.startswith("matrix products of a layer")]
+    rates = [figure["value"] for what, figure in found.items() if what.startswith("speed of a layer's matrix products")]
     shares = {what: figure["value"] for what, figure in found.items() if figure["unit"] == "%"}
     precisions = 1 + has_bfloat16_instructions()
     assert len(rates) == 2 * precisions
     assert min(rates) > 0
-    assert [what.split(", ")[1] for what in shares] == ["TR step", "DAP step", "encode"] * precisions
+    assert [what.split()[2:4] for what in shares] == [["a", "TR"], ["a", "DAP"], ["encoding", "12"]] * precisions
     assert all(0 < share < 100 for share in shares.values())
 
 
@@ -137,7 +137,7 @@ def test_the_minutes_that_are_left_are_those_of_the_last_run(bench, tmp_path):
 
 
 def test_micro_batches_hold_less(results):
-    assert figures(results, "gradcache")["activations in micro-batches / whole batch"]["value"] < 0.8
+    assert figures(results, "gradcache")["activation memory of a DAP step, in micro-batches ÷ whole batch"]["value"] < 0.8
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_operations_are_counted(bench, all_results):
 @pytest.mark.slow
 def test_tables(all_results):
     table = (all_results / "table.md").read_text()
-    assert "| DAP step / TR step | 2 × 32, V = 600 |" in table
+    assert "| time of a step, DAP ÷ TR | 2 × 32, V = 600 |" in table
     assert "1 thread of" in table
     assert "\nAll rows took " in table
     assert "published" not in table
