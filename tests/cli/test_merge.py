@@ -90,7 +90,7 @@ def test_an_encoder_between_the_two_is_released(base, sw, tmp_path, capsys):
     assert verify(out) <= 1e-5
     assert yaml.safe_load((out / "recipe.yaml").read_text())["name"] == "tr"
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert "**Merged:** the weights of the base model plus 0.3 times what training changed in sw" in card
+    assert "**Merged:** the weights of the base model plus 0.3 times the weight changes of sw" in card
     metadata = metadata_load(out / "README.md")
     assert metadata["license"] == "mit"
     assert metadata["language"] == ["en", "sw"]
@@ -158,7 +158,7 @@ def test_directions_are_projected_out_of_the_merged_encoder(base, sw, te, tmp_pa
     assert embeddings(out) == pytest.approx(embeddings(wanted), abs=1e-5)
     assert embeddings(f"{base} + {file}") == pytest.approx(embeddings(wanted), abs=2e-3)
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"plus 0.4 times what training changed in {sw} and {te}, without 3 directions of language" in printed
+    assert f"plus 0.4 times the weight changes of {sw} and {te}, without 3 directions of language" in printed
     facts = metadata_load(out / "README.md")["metaphrase"]
     assert facts["merge"] == {"alpha": 0.4, "tuned": ["sw", "te"]}
     assert facts["debias"] == {"directions": 3, "languages": 95, "data": "udhr, articles with odd numbers"}
@@ -306,7 +306,7 @@ def test_different_weights_are_reported_each(base, sw, te, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["alpha"] == [0.2, 0.8]
     assert metadata_load(tmp_path / "out" / "README.md")["metaphrase"]["merge"]["alpha"] == [0.2, 0.8]
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "plus 0.2 times what training changed in sw.safetensors and 0.8 times what" in card
+    assert "plus 0.2 times the weight changes of sw.safetensors and 0.8 times the" in card
 
 
 def test_the_same_vector_is_added_once(base, sw, tmp_path, capsys):
@@ -358,7 +358,7 @@ def test_a_base_with_a_vector_is_a_model_like_others(base, sw, tmp_path):
     assert main(["debias", both, "--directions", "3", "-o", str(tmp_path / "debiased")]) == 0
     for folder in ("pulled", "debiased"):
         card = (tmp_path / folder / "README.md").read_text(encoding="utf-8")
-        assert "**Merged:** the weights of base plus 1 times what training changed in sw.safetensors" in card
+        assert "**Merged:** the weights of base plus 1 times the weight changes of sw.safetensors" in card
     assert "projects out the 3 directions" in card
 
 

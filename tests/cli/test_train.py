@@ -181,7 +181,7 @@ def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, capsys):
     facts = json.loads((output / "run.json").read_text())["merge"]
     assert facts["alpha"] == curve["alpha"]
     printed, card = capsys.readouterr().out, (output / "README.md").read_text(encoding="utf-8")
-    assert f"plus {curve['alpha']:g} times what training changed" in card
+    assert f"plus {curve['alpha']:g} times the weight changes from training" in card
     assert "| other abilities: sts |" in card
     assert "Other abilities, sts, 1 language: " in printed
     assert str(AlphaCurve(**curve)) in printed

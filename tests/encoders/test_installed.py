@@ -244,7 +244,7 @@ def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert main(["pull", NAME, "mine"]) == 2
     assert "mine exists. Nothing is overwritten" in capsys.readouterr().err
     assert main(["pull", f"starter + {installed / VECTOR_FILE}", "sum"]) == 0
-    assert "times what training changed in task_vector" in Path("sum/README.md").read_text(encoding="utf-8")
+    assert "times the weight changes of task_vector" in Path("sum/README.md").read_text(encoding="utf-8")
     assert main(["merge", "starter", NAME, "-o", "merged"]) == 0
     assert "Sentences of this test (MIT)." in Path("merged/NOTICE.md").read_text(encoding="utf-8")
     assert main(["debias", "mine", "--directions", "3", "-o", "debiased"]) == 0

@@ -42,41 +42,42 @@ def test_directions_are_not_chosen_without_a_guard(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said"), [("kept", "were preserved"), ("lost", "lost more than"), ("uncertain", "may have lost")]
+    ("verdict", "said", "meaning"),
+    [("kept", "Kept", "so a loss"), ("lost", "Worse", "a loss"), ("uncertain", "Uncertain", "so a loss")],
 )
-def test_other_languages_are_spoken_of(verdict, said):
+def test_other_languages_are_spoken_of(verdict, said, meaning):
     kept = {"verdict": verdict, "limit": 1.0, "pooled": row("tie", -0.2), "languages": [{}] * 90}
     lines = verdict_in_words({"sw": row("tie", 0.0)}, kept, {})
-    assert said in lines[1]
-    assert lines[1].startswith("90 languages that were not")
+    assert lines[1].startswith(f"90 other languages: {said}. -0.2 [")
+    assert f"on average, {meaning} of more than 1 point" in lines[1]
     one = verdict_in_words({"sw": row("tie", 0.0)}, kept | {"languages": [{}]}, {})[1]
-    assert one == lines[1].replace("90 languages", "1 language").replace("were", "was")
+    assert one == lines[1].replace("90 other languages", "1 other language")
 
 
 @pytest.mark.parametrize(
     ("verdict", "said"),
     [
-        ("kept", "was kept"),
-        ("lost", "is worse"),
-        ("uncertain", "may be worse"),
-        ("tie", "was kept (a tie)"),
-        ("worse", "is"),
+        ("kept", "Kept"),
+        ("lost", "Worse"),
+        ("uncertain", "Uncertain"),
+        ("tie", "Kept (a tie)"),
+        ("worse", "Worse"),
     ],
 )
 def test_other_abilities_are_spoken_of(verdict, said):
     abilities = {"verdict": verdict, "languages": {"de": 1, "sw": 2}, "difference": -5.0, "interval": [-6, -4]}
     structure = abilities | {"limit": 4.0}
     lines = verdict_in_words({"sw": row("tie", 0.0)}, None, {}, {"stsb": abilities, "similarity structure": structure})
-    assert lines[1].startswith(f"Stsb within 2 languages {said}")
-    assert lines[1].endswith(": -5.0 [-6.0, -4.0] points.")
-    assert lines[2].startswith(f"Similarity structure within 2 languages {said}")
-    assert lines[2].endswith(": -5.0 [-6.0, -4.0] points, against a red line of -4.")
+    assert lines[1].startswith(f"Stsb, 2 languages: {said}.")
+    assert lines[1].endswith(" -5.0 [-6.0, -4.0] points.")
+    assert lines[2].startswith(f"Similarity structure, 2 languages: {said}.")
+    assert lines[2].endswith(" -5.0 [-6.0, -4.0] points, against a red line of -4.")
 
 
 def test_a_guard_with_few_items_tells_no_tie():
     few = {"verdict": "tie", "n": 99, "languages": {"en": 0}, "difference": -0.1, "interval": [-6, 6]}
     (line,) = verdict_in_words({}, None, {}, {"stsb": few})
-    assert line == "Stsb within 1 language has too few items to tell: -0.1 [-6.0, +6.0] points."
+    assert line == "Stsb, 1 language: Too few items to tell. -0.1 [-6.0, +6.0] points."
 
 
 @pytest.mark.parametrize("settings", [{}, {"output_dir": "runs/mine", "force": True, "data_license": "cc0-1.0"}])

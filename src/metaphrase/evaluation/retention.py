@@ -138,25 +138,23 @@ def verdict_in_words(
     if retained is not None:
         pooled, limit = retained["pooled"], retained["limit"]
         low, high = pooled["interval"]
-        loss = f"more than {limit:g} point{'' if limit == 1 else 's'}"
-        number = len(retained["languages"])
-        were = "was" if number == 1 else "were"
-        kept = {
-            "kept": f"{were} preserved (a loss of {loss} can be excluded)",
-            "lost": f"lost {loss}",
-            "uncertain": f"may have lost {loss} (uncertain)",
+        loss = f"a loss of more than {limit:g} point{'' if limit == 1 else 's'}"
+        verdict, meaning = {
+            "kept": ("Kept", f"so {loss} can be excluded"),
+            "lost": ("Worse", loss),
+            "uncertain": ("Uncertain", f"so {loss} cannot be excluded"),
         }[retained["verdict"]]
         lines.append(
-            f"{counted(number, 'language')} that {were} not trained on {kept}: {pooled['difference']:+.1f} "
-            f"[{low:+.1f}, {high:+.1f}] on average."
+            f"{counted(len(retained['languages']), 'other language')}: {verdict}. {pooled['difference']:+.1f} "
+            f"[{low:+.1f}, {high:+.1f}] on average, {meaning}."
         )
-    words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)", "better": "is better"}
-    words |= {"tie": "was kept (a tie)", "worse": "is worse", "too few to tell": "has too few items to tell"}
+    words = {"kept": "Kept", "lost": "Worse", "uncertain": "Uncertain", "better": "Better", "tie": "Kept (a tie)"}
+    words |= {"worse": "Worse", "too few to tell": "Too few items to tell"}
     for name, row in (abilities or {}).items():
         low, high = row["interval"]
         line = f", against a red line of {0 - row['limit']:g}" if "limit" in row else ""
         lines.append(
-            f"{name[:1].upper()}{name[1:]} within {counted(len(row['languages']), 'language')} {words[verdict_shown(row)]}: "
+            f"{name[:1].upper()}{name[1:]}, {counted(len(row['languages']), 'language')}: {words[verdict_shown(row)]}. "
             f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."
         )
     return lines if curve is None else [*lines, str(curve)]

@@ -469,12 +469,12 @@ def change_in_words(alpha: float | Sequence[float], tuned: Sequence[str] = ()) -
     """What is added to a base: the changes of tuned encoders, with one weight, or with one for each of them.
 
     >>> change_in_words(0.5), change_in_words(0.5, ["a", "b"])
-    ('0.5 times what training changed', '0.5 times what training changed in a and b')
+    ('0.5 times the weight changes from training', '0.5 times the weight changes of a and b')
     >>> change_in_words([0.2, 0.8], ["a", "b"])
-    '0.2 times what training changed in a and 0.8 times what training changed in b'
+    '0.2 times the weight changes of a and 0.8 times the weight changes of b'
     """
     if isinstance(alpha, int | float):
-        return f"{alpha:g} times what training changed{' in ' * bool(tuned)}{_listed(tuned)}"
+        return f"{alpha:g} times the weight changes {f'of {_listed(tuned)}' if tuned else 'from training'}"
     names = tuned or [f"encoder {number}" for number in range(1, len(alpha) + 1)]
     return _listed([change_in_words(one, [name]) for one, name in zip(alpha, names, strict=True)])
 
