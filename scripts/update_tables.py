@@ -286,7 +286,8 @@ TEST_SETS = {
     r"xquad-r": (
         '`xquad-r`: questions in 11 languages, answered from one pool of sentences in all of them (LAReQA). "In '
         'one language" and "in the question\'s language": the candidates of that language only. Own-language bias:'
-        " the share of questions whose first answer is in that language, minus the share expected by chance."
+        " the share of questions whose first answer is in that language, minus the share expected by chance. mAP lost"
+        " to the question's language: mAP without the candidates in that language, minus mAP."
     ),
     r"xquad-r paragraph": "`xquad-r paragraph`: the first 120 questions; each candidate is followed by its paragraph.",
     r"sib200": (

@@ -121,13 +121,13 @@ def test_a_home_folder_with_backslashes_and_an_unknown_one_are_no_bug(tmp_path, 
     [
         (
             ["push", "--repo", "a/b", "runs/sw"],
-            "Arguments without an option come first: metaphrase push PATH [OPTIONS].",
+            "Positional arguments come first: metaphrase push PATH [OPTIONS].",
         ),
         (
             ["align", "-o", "x.tsv", "a.tsv"],
-            "Arguments without an option come first: metaphrase align FILES [OPTIONS].",
+            "Positional arguments come first: metaphrase align FILES [OPTIONS].",
         ),
-        (["pull", "starter"], "Arguments without an option come first: metaphrase pull MODEL OUTPUT_DIR [OPTIONS]."),
+        (["pull", "starter"], "Positional arguments come first: metaphrase pull MODEL OUTPUT_DIR [OPTIONS]."),
         (["train", "a.tsv"], "unrecognized arguments: a.tsv. See"),
     ],
 )

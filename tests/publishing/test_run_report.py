@@ -21,7 +21,7 @@ def test_default_folders(tmp_path, caplog):
     folders = default_folders({"after": {"mini": {"settings": {"data": pattern}}}}, tmp_path / "run")
     assert folders[:2] == [str(data), str(own)]
     assert [folder.rsplit("/", 1)[1] for folder in folders] == ["mini", "held-out", "demo", "udhr"]
-    assert "Test sets that are gone are not measured: mini-gone." in caplog.text
+    assert "Test sets that no longer exist are skipped: mini-gone." in caplog.text
 
 
 def test_languages_of_a_stream():

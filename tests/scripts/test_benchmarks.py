@@ -92,7 +92,9 @@ def test_outputs_of_bulk_encoding_are_the_same(results):
 
 def test_steps_reach_a_share_of_the_rate_of_their_matrix_products(results):
     found = figures(results, "shares")
-    rates = [figure["value"] for what, figure in found.items() if what.startswith("speed of a layer's matrix products")]
+    rates = [
+        figure["value"] for what, figure in found.items() if what.startswith("speed of a layer's matrix products")
+    ]
     shares = {what: figure["value"] for what, figure in found.items() if figure["unit"] == "%"}
     precisions = 1 + has_bfloat16_instructions()
     assert len(rates) == 2 * precisions
@@ -137,7 +139,9 @@ def test_the_minutes_that_are_left_are_those_of_the_last_run(bench, tmp_path):
 
 
 def test_micro_batches_hold_less(results):
-    assert figures(results, "gradcache")["activation memory of a DAP step, in micro-batches ÷ whole batch"]["value"] < 0.8
+    assert (
+        figures(results, "gradcache")["activation memory of a DAP step, in micro-batches ÷ whole batch"]["value"] < 0.8
+    )
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_guards_with_many_texts_are_not_measured_during_training(start, dev, sts
         monkeypatch.setattr(finishing, "TRAINING_TEXTS", most)
         with caplog.at_level("INFO"):
             assert [one.name for one in training_guards(original, config, dev)] == names
-        assert (f"Not measured during training, because of more than {count - 1} texts: sts." in caplog.text) == (
+        assert (f"Skipped during training, because they have more than {count - 1} texts: sts." in caplog.text) == (
             len(names) < 2
         )
 

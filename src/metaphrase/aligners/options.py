@@ -31,7 +31,7 @@ class AlignOptions(BitextOptions):
 
     files: list[str] = option(
         [],
-        "Bitext to align: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the "
+        "Bitext to align: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. Can be passed as the "
         "first arguments. '-' or no files: lines of stdin, 'source<TAB>target', with or without a header, or "
         "'a b ||| x y'.",
         first=True,

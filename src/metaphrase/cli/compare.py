@@ -26,8 +26,8 @@ class CompareOptions:
     """The runs and their baseline."""
 
     runs: list[str] = option(
-        help="Folders that `metaphrase adapt`, `train --test` or `demo` wrote. May be the first arguments. Runs that "
-        "differ only in their seed are pooled.",
+        help="Folders that `metaphrase adapt`, `train --test` or `demo` wrote. Can be passed as the first arguments. Runs "
+        "that differ only in their seed are pooled.",
         first=True,
     )
     baseline: str = option(

@@ -71,8 +71,8 @@ def _describe_thresholds(result: MiningResult) -> list[str]:
         return [*lines, f"No threshold is suggested: {reason}."]
     shares = {"precision": best.precision, "recall": best.recall, "F1": best.f1}
     expected = (
-        f"{', '.join(f'{name} {100 * share:.0f} %' for name, share in shares.items())}. This is a rough estimate, too good "
-        "if few sentences have a translation; inspect the sample."
+        f"{', '.join(f'{name} {100 * share:.0f} %' for name, share in shares.items())}. This is a rough estimate. It "
+        "is too optimistic if few sentences have a translation: inspect the sample."
     )
     if best.threshold == threshold:
         return [*lines, f"Expected among the pairs: {expected}"]

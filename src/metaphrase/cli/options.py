@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         order = ""
         if self.first and re.match(r"the following arguments are required|unrecognized arguments: [^-]", message):
             names = " ".join(name.upper() for name in self.first)
-            order = f" Arguments without an option come first: {self.prog} {names} [OPTIONS]."
+            order = f" Positional arguments come first: {self.prog} {names} [OPTIONS]."
         raise UsageError(f"{message}.{order} See `{self.prog} --help`.")
 
     def options(self) -> list[argparse.Action]:

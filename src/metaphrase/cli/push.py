@@ -34,7 +34,8 @@ class PushOptions:
     """What to push, and the repository."""
 
     path: str = option(
-        help="Folder of a run, a task vector (.safetensors) or a bitext. May be the first argument.", first=True
+        help="Folder of a run, a task vector (.safetensors) or a bitext. Can be passed as the first argument.",
+        first=True,
     )
     repo: str = option(help="Repository, as me/name; created if it does not exist.", aliases=["--to"])
     private: bool = option(False, "Make a new repository private, and push nothing to a public one.")

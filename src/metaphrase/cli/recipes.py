@@ -22,7 +22,7 @@ class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
     show: str | None = option(
-        None, "Print this recipe as YAML, as a start for your own. May be the first argument.", first=True
+        None, "Print this recipe as YAML, as a start for your own. Can be passed as the first argument.", first=True
     )
 
 

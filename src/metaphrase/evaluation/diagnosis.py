@@ -147,7 +147,7 @@ def diagnose(
         message = "The corpus was not checked, because the embeddings have collapsed."
         if texts < FEWEST:
             message = (
-                f"The model was not judged, because the pairs have only {counted(texts, 'different sentence')}, fewer than "
+                f"The model was not checked, because the pairs have only {counted(texts, 'different sentence')}, fewer than "
                 f"{FEWEST}. Pass more pairs, or a larger --sample."
             )
         findings.append(Finding("info", "not-measured", message))

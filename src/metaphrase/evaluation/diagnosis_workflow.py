@@ -35,7 +35,7 @@ class DiagnoseOptions:
     )
     model: str | None = option(
         None,
-        f"Encoder: {ENCODER}. May be the first argument. Default: check only the corpus.",
+        f"Encoder: {ENCODER}. Can be passed as the first argument. Default: check only the corpus.",
         first=True,
     )
     languages: list[str] = option([], "Languages to load from the corpus.")

@@ -248,7 +248,7 @@ class StoredEncoder(CachedEncoder):
                 self._write([_key(prompt, text) for text in texts], embeddings_nh)
             except OSError as error:
                 self.limit = 0
-                logger.warning("Embeddings are no longer kept in %s: %s.", self.folder, error.strerror or error)
+                logger.warning("Embeddings are no longer cached in %s: %s.", self.folder, error.strerror or error)
 
     def _write(self, keys: Sequence[bytes], embeddings_nh: NDArray[Any]) -> None:
         row = (embeddings_nh.dtype, embeddings_nh.shape[1:])

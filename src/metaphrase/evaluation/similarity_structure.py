@@ -90,7 +90,7 @@ def similarity_structure(
 
     Returns:
         A result whose scores are Spearman's correlations ×100 of the cosines of all pairs of different sentences, for each
-        language, with the mean over the languages. A language whose sentences are all equally similar to the original, such
+        language, with the mean over the languages. A language whose sentences the original finds equally similar, such
         as one in an unknown script, has no order to lose, and counts 100. It keeps no items: it is a comparison already.
 
     Raises:
@@ -121,7 +121,7 @@ def similarity_structure(
             score, scores_r = spearman(first_p, second_p), _resampled(first_p, second_p, drawn[language])
         else:
             logger.warning(
-                "All sentences of %s are equally similar to the original encoder: no order to keep.", language
+                "The original encoder finds all sentences of %s equally similar: there is no order to keep.", language
             )
             score, scores_r = 100.0, np.full(resamples, 100.0)
         samples.append(scores_r)
@@ -144,7 +144,7 @@ def kept_structure(
     """Mean over the languages of the correlations of `similarity_structure`, without intervals.
 
     For each language, there are its sentences and their embeddings by both encoders, shape ``(n, hidden)``. The first 300
-    different sentences are compared. A language whose sentences are all equally similar to the original, or that has fewer
+    different sentences are compared. A language whose sentences the original finds equally similar, or that has fewer
     than three, has no order to lose, and counts 100.
     """
     rows = [distinct_texts(sentences)[:_SENTENCES] for sentences in texts]

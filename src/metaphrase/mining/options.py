@@ -48,7 +48,7 @@ class SearchOptions:
     )
     half: bool = option(False, "Store embeddings in 16 bits, which halves the disk space.")
     shard_size: Count = option(SHARD, "Sentences that are embedded, searched and stored together.")
-    k: Count = option(4, "Neighbours per sentence that the margin is relative to.")
+    k: Count = option(4, "Number of neighbours of a sentence in the margin.")
     index: Index = option(
         "exact",
         "exact, or an approximate index for large corpora: ivf, hnsw. The results of an "
@@ -71,10 +71,10 @@ class MiningOptions:
     """The texts to mine, and which pairs to keep."""
 
     source: str = option(
-        help="Text of the source language, one sentence per line, or TSV; also .gz. May be the first argument.",
+        help="Text of the source language, one sentence per line, or TSV; also .gz. Can be passed as the first argument.",
         first=True,
     )
-    target: str = option(help="Text of the target language. May be the second argument.", first=True)
+    target: str = option(help="Text of the target language. Can be passed as the second argument.", first=True)
     output: str = option(
         help="Output file: .tsv, .jsonl (also .gz) or .parquet, with the columns score, source, target, "
         "source_lang and target_lang. A summary, a histogram and a sample for inspection are written to the same folder.",
@@ -219,7 +219,7 @@ class FilterOptions(BitextOptions):
     """The pairs to score, and which to keep."""
 
     corpus: list[str] = option(
-        help="Bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
+        help="Bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. Can be passed as the first "
         "argument.",
         first=True,
     )

@@ -58,7 +58,7 @@ RULE = (
 class DebiasOptions:
     """The model, the number of directions, and the texts that they are estimated on."""
 
-    model: str = option(help=f"Encoder: {ENCODER}. May be the first argument.", first=True)
+    model: str = option(help=f"Encoder: {ENCODER}. Can be passed as the first argument.", first=True)
     output_dir: str = option(help="New folder for the result.", aliases=["-o"])
     directions: Count | Literal["auto"] = option(
         DIRECTIONS,

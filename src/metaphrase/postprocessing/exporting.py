@@ -56,7 +56,7 @@ _INHERITED = ("language", *LICENSE_KEYS, "base_model")
 class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
 
-    model: str = option(help=f"Encoder: {ENCODER}. May be the first argument.", first=True)
+    model: str = option(help=f"Encoder: {ENCODER}. Can be passed as the first argument.", first=True)
     output_dir: str = option(help="New folder for the result.", aliases=["-o"])
     languages: list[str] = option(
         [],

@@ -75,7 +75,7 @@ class MergeOptions:
 
     models: list[str] = option(
         help="The base, and models that were tuned from it: folders, Hub ids, 'starter', or files of task vectors "
-        f"(*{SUFFIX}). May be the first arguments.",
+        f"(*{SUFFIX}). Can be passed as the first arguments.",
         first=True,
     )
     alpha: Finite | Literal["auto"] | None = option(

@@ -160,8 +160,8 @@ def choose_pairs(
         language, _, number = name.partition(":")
         if language not in sets or not number.isdecimal() or not 1 <= int(number) <= len(sets[language].sources):
             raise UsageError(
-                f"A pair is language:number, such as {next(iter(sets))}:1, with one of the languages {', '.join(sets)} and a "
-                f"number in its test set; got {name!r}."
+                f"A pair is given as language:number, such as {next(iter(sets))}:1, with one of the languages "
+                f"{', '.join(sets)} and a number in its test set; got {name!r}."
             )
         pairs.append((language, int(number)))
     if not chosen:

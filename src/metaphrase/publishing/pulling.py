@@ -24,11 +24,11 @@ class PullOptions:
 
     model: str = option(
         help="Encoder: an installed model such as metaphrase-e5-small, a Hub id, 'starter', or a base and its task vectors. "
-        "May be the first argument.",
+        "Can be passed as the first argument.",
         first=True,
     )
     output_dir: str = option(
-        help="New folder for the encoder. May be the second argument.", aliases=["-o"], first=True
+        help="New folder for the encoder. Can be passed as the second argument.", aliases=["-o"], first=True
     )
 
 

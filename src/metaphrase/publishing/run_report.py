@@ -60,7 +60,8 @@ class ReportOptions:
     """The run, its baseline, and the data of the report."""
 
     run: str = option(
-        help="Folder that `metaphrase adapt`, `train` or `demo` wrote. May be the first argument.", first=True
+        help="Folder that `metaphrase adapt`, `train` or `demo` wrote. Can be passed as the first argument.",
+        first=True,
     )
     baseline: str | None = option(
         None,
@@ -247,7 +248,7 @@ def default_folders(earlier: Mapping[str, Any], run: Path) -> list[str]:
     existing = [folder for folder in measured if folder.is_dir()]
     if gone := [folder.name for folder in measured if not folder.is_dir()]:
         logger.warning(
-            "Test sets that are gone are not measured: %s. Pass their folders with --data.", ", ".join(gone)
+            "Test sets that no longer exist are skipped: %s. Pass their folders with --data.", ", ".join(gone)
         )
     existing += [packaged for packaged in (DEMO, UDHR) if packaged.name not in {folder.name for folder in existing}]
     return list(dict.fromkeys(map(str, existing)))

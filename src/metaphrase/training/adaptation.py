@@ -107,7 +107,7 @@ class AdaptationConfig:
     debias: Directions = option(
         20,
         "Directions of language identity to project out of the release; 0 for none. auto: of 10, 20, 30 and 40, the number "
-        "that gains most on the pairs for early stopping, in one pool of all languages, while the folders of --guard hold.",
+        "that gains most on the pairs for early stopping, in one pool of all languages, while the guards of --guard hold.",
     )
     data_license: str | None = option(None, "Licence of your bitext, for the model card.")
     retention_languages: list[str] = option(

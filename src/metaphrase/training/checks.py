@@ -73,7 +73,7 @@ def check_evaluation(config: RunConfig, dev: Collection[str]) -> None:
         name = next(name for name, given in needed.items() if given)
         raise UsageError(f"--{name} needs pairs on which the models are measured: pass --dev.")
     if saves_best and not metric:
-        raise UsageError("--save_strategy best needs the measure that decides: pass --metric_for_best_model.")
+        raise UsageError("--save_strategy best needs a metric: pass --metric_for_best_model.")
     if metric and not is_chosen:
         logger.warning(
             "The release will be the last model, not the best by --metric_for_best_model %s. To release the best, pass "

@@ -99,7 +99,7 @@ def training_guards(original: SentenceTransformer, config: RunConfig, dev: Mappi
     data = _guard_data(config, "dev")
     if large := [one.name for one in data if not _is_small(one)]:
         logger.warning(
-            "Not measured during training, because of more than %d texts: %s.", TRAINING_TEXTS, ", ".join(large)
+            "Skipped during training, because they have more than %d texts: %s.", TRAINING_TEXTS, ", ".join(large)
         )
     guards = (data_guard(original, one) for one in data if _is_small(one))
     return [structure_guard(original, _structure_texts("dev", dev)), *guards]

@@ -73,10 +73,10 @@ _NEW_TEXTS = {"mteb": 0.0, "xsim++": 0.1}
 class EvaluateOptions(Settings):
     """The encoder to measure, the data, and the settings."""
 
-    model: str = option(help=f"Encoder to measure: {ENCODER}. May be the first argument.", first=True)
+    model: str = option(help=f"Encoder to measure: {ENCODER}. Can be passed as the first argument.", first=True)
     also: list[str] = option(
         [],
-        "Further encoders, measured in the same way and compared with the same baseline, in one table. May follow the "
+        "Further encoders, measured in the same way and compared with the same baseline, in one table. Can follow the "
         "first argument.",
         first=True,
     )

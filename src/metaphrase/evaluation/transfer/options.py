@@ -27,7 +27,7 @@ class FineTuningOptions:
     model: str = option("starter", "Encoder to fine-tune: 'starter', a Hub id or a folder (default: starter).")
     train: str | None = option(None, "Training data: PATH[@split] or hf:org/name[:config][@split] (split: train).")
     dev: str | None = option(
-        None, "Data that select the checkpoint (split: dev). Default: held out from the training data."
+        None, "Data for choosing the checkpoint (split: dev). Default: held out from the training data."
     )
     test: str | None = option(None, "Test data (split: test).")
     halves: str | None = option(
