@@ -21,7 +21,7 @@ from metaphrase.training.run import TrainingRun
 #: The options that most runs use, by group, with the text of ``--help``; ``--help-all`` lists the rest too.
 LEADING = {
     "what to train": {
-        "recipe": "See `metaphrase recipes`, or a file",
+        "recipe": "One of `metaphrase recipes`, or a file",
         "model": "'starter', a Hub id or a folder",
         "corpus": "Bitext: files, folders or hf:org/name",
         "languages": "Languages of the corpus, e.g. sw te",

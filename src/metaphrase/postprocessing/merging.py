@@ -111,7 +111,7 @@ class MergeOptions:
         "--alpha auto, they are projected out before an encoder is measured.",
     )
     max_structure_loss: AtLeast0 = option(
-        MAX_STRUCTURE_LOSS, "With --alpha auto: largest loss of similarity structure, in points of correlation."
+        MAX_STRUCTURE_LOSS, "With --alpha auto: acceptable loss of similarity structure, in points of correlation."
     )
     max_items: Annotated[int, Range(3, 2**31 - 1)] = option(
         300, "With --alpha auto: maximum number of pairs, or sentences, of a language in each folder or text."

@@ -59,7 +59,7 @@ REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "eff
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 #: Help of ``--max_structure_loss``.
 STRUCTURE_LIMIT = (
-    "Largest loss of similarity structure for --merge auto and the verdict, in points of correlation. If --guard has "
+    "Acceptable loss of similarity structure for --merge auto and the verdict, in points of correlation. If --guard has "
     "labelled data, 100 disables this limit, so that only these data decide."
 )
 
