@@ -47,26 +47,27 @@ class MaskedWords(View):
 
     def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, labels, and the language of each text."""
-        source, target = (
-            zip(batch.pieces(side, self.max_length), batch.words(side, self.max_length), strict=True) for side in SIDES
-        )
+        ids = {side: batch.pieces(side, self.max_length) for side in SIDES}
+        spans = {side: batch.words(side, self.max_length) for side in SIDES}
+        other: Side = "target" if self.side == "source" else "source"
         rows: dict[str, list[Any]] = {"input_ids": [], "labels": []}
-        for example, rng, own, other in zip(batch.examples, rngs, source, target, strict=True):
-            links = kept_links(example, own[1], other[1])
+        for row, (example, rng) in enumerate(zip(batch.examples, rngs, strict=True)):
+            links = kept_links(example, spans["source"][row], spans["target"][row])
             if self.side == "target":
-                own, other, links = other, own, {(y, x): score for (x, y), score in links.items()}
-            (ids, spans_w2), (other_ids, other_spans_w2) = own, other
+                links = {(y, x): score for (x, y), score in links.items()}
             partners = surest_partners([*links], [*links.values()])
+            masked_l, spans_w2 = np.array(ids[self.side][row]), spans[self.side][row]
+            other_ids, other_spans_w2 = ids[other][row], spans[other][row]
             if self.max_mask_ratio < 1:
-                room = self.max_mask_ratio * (len(ids) - batch.tokenizer.num_special_tokens_to_add())
-                own_rng = own_stream(rng, self.name)
-                partners = {word: partners[word] for word in _draw_words(partners, spans_w2, room, own_rng)}
-            masked_l, labels_l = np.array(ids), np.full(len(ids), UNSCORED)
+                room = self.max_mask_ratio * (len(masked_l) - batch.tokenizer.num_special_tokens_to_add())
+                drawn = _draw_words(partners, spans_w2, room, own_stream(rng, self.name))
+                partners = {word: partners[word] for word in drawn}
+            labels_l = np.full(len(masked_l), UNSCORED)
             for word, partner in partners.items():
                 start, end = spans_w2[word]
-                pieces = other_ids[slice(*other_spans_w2[partner])][: end - start]
+                translation = other_ids[slice(*other_spans_w2[partner])][: end - start]
                 masked_l[start:end] = batch.tokenizer.mask_token_id
-                labels_l[start : start + len(pieces)] = pieces
+                labels_l[start : start + len(translation)] = translation
             rows["input_ids"].append(masked_l)
             rows["labels"].append(labels_l)
         return {**pad_rows(batch.tokenizer, **rows), "language": languages_of(batch.examples, self.side)}
@@ -156,8 +157,7 @@ class AlignedWordPrediction(MaskedPrediction):
         super().__post_init__()
         ratio = self.max_mask_ratio
         self.sides = tuple(
-            MaskedWords(f"masked-words-{side}-{ratio:g}", side, self.max_length, ratio)
-            for side in ("source", "target")
+            MaskedWords(f"masked-words-{side}-{ratio:g}", side, self.max_length, ratio) for side in SIDES
         )
 
     def views(self) -> tuple[View, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +15,7 @@ from metaphrase.io.digests import json_digest, tokenizer_content
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import FrozenEncoder, FrozenEncoding
 from metaphrase.modeling.functional import at_least_float32, normalized
-from metaphrase.modeling.views import Side, TeacherSentence, View
+from metaphrase.modeling.views import SIDES, Side, TeacherSentence, View
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 
 Sides = Literal["source", "target", "both", "interpolated"]
@@ -198,16 +198,16 @@ class Anchor(Objective):
 
     @property
     def _sides(self) -> tuple[Side, ...]:
-        return (self.sides,) if self.sides in ("source", "target") else ("source", "target")
+        return (self.sides,) if self.sides in ("source", "target") else SIDES
 
     def _compared(self, side: Side) -> Side:
         """The side of the original embeddings that those of a side are compared with."""
         return "target" if self.toward == "target" else side
 
     def _original(self, encodings: Mapping[str, Encoding], side: Side) -> FrozenEncoding:
-        encoding = encodings[side if self.teacher is None else f"teacher-{side}"]
-        if self.teacher is not None:
-            ids_bl, mask_bl = encoding.features["ids"], encoding.features["mask"].bool()
-            encoding = Encoding({"input_ids": ids_bl}, encoding.table_vh, mask_bl=mask_bl)
-        encoded: FrozenEncoding = self.original(encoding)
-        return encoded._replace(sentence_bh=encoded.sentence_bh[:, : encodings[self._sides[0]].sentence_bh.shape[1]])
+        """The encoding of a side by the original encoder or the teacher, with embeddings of the size of the trained ones."""
+        original: FrozenEncoder = self.original
+        if self.teacher is None:
+            return original(encodings[side])
+        trained, features = encodings[self._sides[0]], encodings[f"teacher-{side}"].features
+        return original(replace(trained, features={"input_ids": features["ids"]}, mask_bl=features["mask"].bool()))
