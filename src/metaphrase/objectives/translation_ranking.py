@@ -17,7 +17,7 @@ from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity
 from metaphrase.modeling.languages import language_id
-from metaphrase.modeling.views import Batch, Generators, View, fingerprint, pad_rows, piece_ids
+from metaphrase.modeling.views import SIDES, Batch, Generators, View, fingerprint, pad_rows, piece_ids
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size, check_unused
 
 
@@ -195,34 +195,33 @@ class TranslationRanking(Objective):
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss."""
-        rows = {side: self._project(encodings[side].sentence_bh) for side in ("source", "target")}
+        rows: dict[str, Tensor] = {side: self._project(encodings[side].sentence_bh) for side in SIDES}
         pools = {side: self.gathered(row_bh) for side, row_bh in rows.items()}
         offset = self.offset(len(rows["source"]), len(pools["source"]))
         soft_bp = self._soft_targets(encodings) if self.targets == "soft" else None
         directions = ("source_to_target", "target_to_source") if self.direction == "symmetric" else (self.direction,)
         losses = []
         for query, candidates in (direction.split("_to_") for direction in directions):
-            pool_ph, excluded_bp = pools[candidates], self._excluded(encodings, query, candidates)
-            positive_bp = self._positives(encodings, candidates) if self.shares_targets else None
+            sides = (candidates, query) if self.own_side else (candidates,)
+            pool = [pools[side] for side in sides]
+            excluded = [self._excluded(encodings, query, side) for side in sides]
+            positive = [self._positives(encodings, side) for side in sides] if self.shares_targets else []
             if self.own_side:
-                own_bp = self._excluded(encodings, query, query)
-                own_bp.diagonal(offset).fill_(True)
-                pool_ph, excluded_bp = torch.cat([pool_ph, pools[query]]), torch.cat([excluded_bp, own_bp], dim=1)
-                if positive_bp is not None:
-                    positive_bp = torch.cat([positive_bp, self._positives(encodings, query)], dim=1)
+                excluded[1].diagonal(offset).fill_(True)  # the query itself
             if self.negatives and query == "source":
-                negative_nh, wrong_bn = self._hard_negatives(encodings)
-                pool_ph, excluded_bp = torch.cat([pool_ph, negative_nh]), torch.cat([excluded_bp, wrong_bn], dim=1)
-                if positive_bp is not None:
-                    positive_bp = torch.cat([positive_bp, torch.zeros_like(wrong_bn)], dim=1)
+                negative_nh, excluded_bn = self._hard_negatives(encodings)
+                pool.append(negative_nh)
+                excluded.append(excluded_bn)
+                if positive:
+                    positive.append(torch.zeros_like(excluded_bn))
             loss = functional.translation_ranking(
                 rows[query],
-                pool_ph,
+                torch.cat(pool),
                 temperature=float(self.temperature),
                 margin=self.margin,
                 similarity=self.similarity,
-                duplicate_bp=excluded_bp,
-                positive_bp=positive_bp,
+                duplicate_bp=torch.cat(excluded, dim=1),
+                positive_bp=torch.cat(positive, dim=1) if positive else None,
                 offset=offset,
                 soft_bp=soft_bp,
                 soft_weight=self.soft_weight,
@@ -242,7 +241,7 @@ class TranslationRanking(Objective):
         same_bp = self._same(encodings, "source") | self._same(encodings, "target")
         excluded_bp = same_bp if self.mask_duplicates or self.shares_targets else torch.zeros_like(same_bp)
         if self.guided:
-            original = {side: self.original(encodings[side]).sentence_bh for side in ("source", "target")}
+            original: dict[str, Tensor] = {side: self.original(encodings[side]).sentence_bh for side in SIDES}
             translation_bh = original["target" if query == "source" else "source"]
             limit_b1 = functional.cosines(original[query], translation_bh).diagonal()[:, None]
             cosine_bp = functional.cosines(original[query], self.gathered(original[candidates]))
@@ -273,7 +272,7 @@ class TranslationRanking(Objective):
 
     def _soft_targets(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Logits of the soft targets: similarities within one side, or their mean, shape ``(batch, pool)``."""
-        sides = ("source", "target") if self.soft_sides == "both" else (self.soft_sides,)
+        sides = SIDES if self.soft_sides == "both" else (self.soft_sides,)
         originals = [self.original(encodings[side]).sentence_bh for side in sides]
         cosine_bp = torch.stack([functional.cosines(one, self.gathered(one)) for one in originals]).mean(dim=0)
         return cosine_bp / float(self.soft_temperature or self.temperature)
