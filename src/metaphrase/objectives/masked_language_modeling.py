@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from metaphrase.io.arguments import Share
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.views import UNSCORED, View, concatenated, masked_sentence
+from metaphrase.modeling.views import SIDES, UNSCORED, View, concatenated, masked_sentence
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
 from metaphrase.objectives.vocabulary import FullVocabulary, Transform, VocabularyHead
 
@@ -104,7 +104,7 @@ class MaskedLanguageModeling(MaskedPrediction):
     def views(self) -> tuple[View, ...]:
         """Return the masked sides or the masked monolingual texts."""
         if self.text == "pair":
-            return tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in ("source", "target"))
+            return tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in SIDES)
         return (monolingual_view(self.max_length, self.mask_rate),)
 
     def longest_sequence(self, sources: HeadSources) -> int:

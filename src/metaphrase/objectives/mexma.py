@@ -17,7 +17,7 @@ from metaphrase.io.arguments import Count, Layers, Share, Weight
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import at_least_float32, normalized
 from metaphrase.modeling.packing import ATTENTION, Packing
-from metaphrase.modeling.views import UNSCORED, Side, View, masked_sentence
+from metaphrase.modeling.views import SIDES, UNSCORED, View, masked_sentence
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size
 from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
@@ -181,8 +181,7 @@ class CrossUnmasking(Objective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides: tuple[Side, ...] = ("source", "target")
-        self.masked_views = tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in sides)
+        self.masked_views = tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in SIDES)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides, unmasked and masked."""
@@ -210,7 +209,7 @@ class CrossUnmasking(Objective):
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the weighted sum of distance, unmasking and regulariser."""
-        source_bh, target_bh = (encodings[side].sentence_bh for side in ("source", "target"))
+        source_bh, target_bh = (encodings[side].sentence_bh for side in SIDES)
         sides = [
             self._masked(encodings[view.name], other_bh)
             for view, other_bh in zip(self.masked_views, (target_bh, source_bh), strict=True)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import mean_pooled, translation_ranking
+from metaphrase.modeling.views import SIDES
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class SentenceAlignment(Objective):
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss."""
-        source_bh, target_bh = (self._embed(encodings[side]) for side in ("source", "target"))
+        source_bh, target_bh = (self._embed(encodings[side]) for side in SIDES)
         pool_ph = self.gathered(target_bh)
         offset = self.offset(len(source_bh), len(pool_ph))
         candidates_ph = self.gathered(source_bh) if self.candidates == "both" else None

@@ -109,9 +109,7 @@ class SentenceContrast(Objective):
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss of the pairs, with back-translations where they are sampled."""
-        sides = {
-            side: [mean_pooled(encodings[side].tokens_blh, encodings[side].mask_bl)] for side in ("source", "target")
-        }
+        sides = {side: [mean_pooled(encodings[side].tokens_blh, encodings[side].mask_bl)] for side in SIDES}
         if self.back_translation != "none":
             noisy = encodings[self.noisy.name]
             noisy_nh = mean_pooled(noisy.tokens_blh, noisy.mask_bl)
@@ -120,7 +118,7 @@ class SentenceContrast(Objective):
                 embeddings.append(torch.where((row_b >= 0)[:, None], noisy_nh[row_b.clamp(min=0)], embeddings[0]))
         if self.back_translation in ("auto", "sample"):
             sides = {side: embeddings[1:] for side, embeddings in sides.items()}
-        sources, targets = (map(self.gathered, sides[side]) for side in ("source", "target"))  # of all processes
+        sources, targets = (map(self.gathered, sides[side]) for side in SIDES)  # of all processes
         losses = [
             translation_ranking(*pair, temperature=float(self.temperature), direction="symmetric")
             for pair in product(sources, targets)

@@ -211,7 +211,6 @@ class SpanContrast(Objective):
         features = encodings[self.phrases.name].features
         spans = [features["source_spans"], features["target_spans"]]
         states = [
-            pooled_spans(encodings[side].tokens_blh, spans_bn2)
-            for side, spans_bn2 in zip(("source", "target"), spans, strict=True)
+            pooled_spans(encodings[side].tokens_blh, spans_bn2) for side, spans_bn2 in zip(SIDES, spans, strict=True)
         ]
         return span_contrast(*states, *spans, temperature=self.temperature, reduction=self.reduction)

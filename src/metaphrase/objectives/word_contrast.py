@@ -241,8 +241,7 @@ class WordContrast(Objective):
         """Compute the loss over the words of the batch."""
         features = encodings[self.words.name].features
         source, target = (
-            word_states(encodings[side].tokens_blh, features[f"{side}_spans"], units=self.units)
-            for side in ("source", "target")
+            word_states(encodings[side].tokens_blh, features[f"{side}_spans"], units=self.units) for side in SIDES
         )
         settings: dict[str, Any] = {"temperature": self.temperature, "reduction": self.reduction}
         if self.kind == "soft":
