@@ -143,17 +143,14 @@ class StepGuard:
             return self._finite
         return self._finite & torch.isfinite(torch.as_tensor(grad_norm)).to(self._finite)
 
-    def decide(self, *, skip: bool, step: int, terms: Mapping[str, Tensor], scaler: Any) -> bool:
-        """Decide on the current step, once all processes agree on it.
-
-        Returns whether the step is skipped.
-        """
+    def record(self, *, skip: bool, step: int, terms: Mapping[str, Tensor], scaler: Any) -> None:
+        """Record whether the current step is skipped, once all processes agree on it; too many such steps are an error."""
         self.skipping = skip
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skip else 0
         if scaler is not None:
             self._scale = scaler.get_scale()
         if not skip:
-            return False
+            return
         wrong = [name for name, value in terms.items() if not torch.isfinite(value).all()]
         cause = f"The loss of {', '.join(wrong)} is" if wrong else "A gradient, or the loss of another process, is"
         if self._skipped_in_a_row >= self.args.max_skipped_steps:
@@ -166,7 +163,6 @@ class StepGuard:
         self._skipped_since_log += 1
         self._skipped_of_train += 1
         logger.warning("%s NaN or infinite in step %d, which is skipped.", cause, step)
-        return True
 
     def end_step(self, step: int, scaler: Any) -> bool:
         """Finish an optimiser step.

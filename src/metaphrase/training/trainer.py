@@ -305,7 +305,8 @@ class AlignmentTrainer(
         if self.args.world_size > 1:
             nonfinite, self._shutdown.agreed = highest([int(skip), self._shutdown.received], self.args.device)
             skip = bool(nonfinite)
-        if self._steps.decide(skip=skip, step=self.state.global_step + 1, terms=self._terms, scaler=scaler):
+        self._steps.record(skip=skip, step=self.state.global_step + 1, terms=self._terms, scaler=scaler)
+        if skip:
             buffers, total, terms = self._before_step
             restore_buffers(self.alignment_loss.heads, buffers)
             self._tr_loss.copy_(total)
