@@ -24,6 +24,8 @@ def check_config(
     config: RunConfig, *, dev: Collection[str] | None = None, tests: Collection[str] | None = None
 ) -> None:
     """Refuse a configuration whose options are missing or unknown; ``dev`` and ``tests`` replace its own."""
+    dev = config.dev if dev is None else dev
+    tests = config.test if tests is None else tests
     if not config.corpus:
         raise UsageError("Training needs a bitext: pass --corpus (a file, a folder or hf:org/name).")
     if not config.output_dir:
@@ -39,11 +41,11 @@ def check_config(
         )
     if config.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
-    if config.merge == "auto" and not (config.dev if dev is None else dev):
+    if config.merge == "auto" and not dev:
         raise UsageError("--merge auto needs pairs to measure the gain: pass --dev, or a number with --merge.")
-    check_directions(config.debias, config.guard, config.dev if dev is None else dev)
+    check_directions(config.debias, config.guard, dev)
     check_guard_folders(config.guard)
-    if config.guard and not ((config.dev if dev is None else dev) or (config.test if tests is None else tests)):
+    if config.guard and not (dev or tests):
         raise UsageError("--guard is measured with the dev sets and the test sets: also pass --dev or --test.")
     find_files(config.corpus, **selected(config))
 
