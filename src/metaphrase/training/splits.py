@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,15 +52,12 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
         )
     random.Random(seed).shuffle(unique)
     tests, devs = (min(most, int(SHARE * len(unique))) for most in (TEST, DEV))
-    test, dev, rest = unique[:tests], unique[tests : tests + devs], unique[tests + devs :]
     # Keep one copy of a sentence in a test set, so that every sentence has one correct answer.
-    test, dev = _one_each(test), _one_each(dev)
-    held = {normalised(side) for pair in (*test, *dev) for side in pair}
-    seen = {normalised(side) for pair in test for side in pair}
-    dev = [pair for pair in dev if not seen & {normalised(side) for side in pair}]
-    train = without(rest, held)
+    test, dev = _one_each(unique[:tests]), _one_each(unique[tests : tests + devs])
+    train = without(unique[tests + devs :], sentences([*test, *dev]))
+    dev = without(dev, sentences(test))
     kept = len(train) + len(dev) + len(test)
-    return Split(tuple(train), tuple(dev), tuple(test), len(pairs.sources) - kept)
+    return Split(train, dev, test, excluded=len(pairs.sources) - kept)
 
 
 def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
@@ -69,7 +66,7 @@ def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Sp
     Sentences that are held out in one language are not trained on in others, and its test sentences are in no dev set.
     """
     splits = {language: split(pairs, seed=seed) for language, pairs in sets.items()}
-    tested = {normalised(side) for one in splits.values() for pair in one.test for side in pair}
+    tested = sentences(pair for one in splits.values() for pair in one.test)
     for language, one in splits.items():  # languages may be translations of the same sentences
         dev = without(one.dev, tested)
         splits[language] = replace(one, dev=dev, excluded=one.excluded + len(one.dev) - len(dev))
@@ -88,7 +85,12 @@ def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Sp
 
 def held_out(splits: Iterable[Split]) -> set[str]:
     """The normalised sentences of both sides of the dev and test sets."""
-    return {normalised(side) for one in splits for pair in (*one.dev, *one.test) for side in pair}
+    return sentences(pair for one in splits for pair in (*one.dev, *one.test))
+
+
+def sentences(pairs: Iterable[Pair]) -> set[str]:
+    """The normalised sentences of both sides of some pairs."""
+    return {normalised(side) for pair in pairs for side in pair}
 
 
 def without(pairs: Iterable[Pair], held: Set[str]) -> tuple[Pair, ...]:
@@ -96,17 +98,17 @@ def without(pairs: Iterable[Pair], held: Set[str]) -> tuple[Pair, ...]:
     return tuple(pair for pair in pairs if held.isdisjoint(map(normalised, pair)))
 
 
-def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
+def _one_each(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
     """The pairs without a side that occurred before."""
-    seen: tuple[set[str], set[str]] = (set(), set())
+    sources, targets = set[str](), set[str]()
     kept = []
     for pair in pairs:
-        sides = [normalised(side) for side in pair]
-        if not any(side in known for side, known in zip(sides, seen, strict=True)):
+        source, target = map(normalised, pair)
+        if source not in sources and target not in targets:
             kept.append(pair)
-        for side, known in zip(sides, seen, strict=True):
-            known.add(side)
-    return kept
+        sources.add(source)
+        targets.add(target)
+    return tuple(kept)
 
 
 def replay(
