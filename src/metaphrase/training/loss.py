@@ -84,22 +84,8 @@ class AlignmentLoss(nn.Module):
         self.max_length = max_length or recipe.max_length
         objectives = recipe.objectives(self.max_length)
         self.step = 0
-        arguments = {term.name: {"max_length": self.max_length, **plain(term.args)} for term in recipe.terms}
-        made = {name: (objective, arguments[name]) for name, objective in objectives.items()}
-        with model.truncate_embeddings(None):  # only `encode` truncates them
-            size = model.get_embedding_dimension()
-        sources = HeadSources(
-            encoder=encoder_of(model),
-            tokenizer=model.tokenizer,
-            name=origin_of(model),
-            english_ids=english_ids,
-            languages=tuple(sorted(languages)),
-            pooling=pooling_of(model),
-            modules=tuple(model.children())[1:],
-            prompts=model.prompts,
-            embedding_size=size,
-        )
-        _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
+        sources = _head_sources(model, english_ids, languages)
+        _check_tokenizer(sources, [name for name, objective in objectives.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
         for term in recipe.terms:
             _check_matryoshka(term, objectives[term.name], sources.embedding_size)
@@ -108,13 +94,15 @@ class AlignmentLoss(nn.Module):
                 f"Language embeddings do not support encoders with a decoder, such as {sources.encoder.config.model_type}. "
                 "Set language_embedding to false, or choose another encoder."
             )
+        arguments = {term.name: {"max_length": self.max_length, **plain(term.args)} for term in recipe.terms}
+        made = {name: (objective, arguments[name]) for name, objective in objectives.items()}
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
         _check_token_states(sources, self.heads.heads)
         for objective in objectives.values():
             _check_state(objective)
         self.objectives = nn.ModuleDict(objectives)
         self._micro_batch_size: int | None = None
-        self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
+        self.views = _distinct(view for objective in objectives.values() for view in objective.views())
 
     def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
         """The weighted loss of each objective.
@@ -227,6 +215,23 @@ def build_loss(model: SentenceTransformer, recipe: Recipe, corpus: Corpus) -> Al
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
     return AlignmentLoss(model, recipe, english_ids=english_ids, languages=sorted(languages))
+
+
+def _head_sources(model: SentenceTransformer, english_ids: Tensor | None, languages: Sequence[str]) -> HeadSources:
+    """The sources of the heads of objectives that train a model."""
+    with model.truncate_embeddings(None):  # only `encode` truncates them
+        size = model.get_embedding_dimension()
+    return HeadSources(
+        encoder=encoder_of(model),
+        tokenizer=model.tokenizer,
+        name=origin_of(model),
+        english_ids=english_ids,
+        languages=tuple(sorted(languages)),
+        pooling=pooling_of(model),
+        modules=tuple(model.children())[1:],
+        prompts=model.prompts,
+        embedding_size=size,
+    )
 
 
 def _check_state(objective: Objective) -> None:
