@@ -112,7 +112,6 @@ def plan_run(
     cuda = model.device.type == "cuda"
     memory = float(torch.cuda.mem_get_info()[0]) if cuda else free_memory()
     rows = len(corpus.dataset)
-    size = min(batch_size_for(rows), rows)
     # Test sets are measured after training and, with each prompt, before it.
     groups: list[tuple[Sequence[str], int]] = [(texts_of(dev), EVALUATIONS), *further]
     groups += [(texts_of(sets), 1 + count_prompts(model)) for sets in tests.values()]
@@ -125,12 +124,20 @@ def plan_run(
         row_bytes=recipe.max_length * config.hidden_size * config.num_hidden_layers * 4 * 34.0,
         cuda=cuda,
     )
-    settings: dict[str, Any] = {"freeze": fit.freeze_word_embeddings, "micro_batch_size": fit.micro_batch_size}
+    step = faster_precision(
+        model,
+        recipe,
+        corpus,
+        size=min(batch_size_for(rows), rows),
+        freeze=fit.freeze_word_embeddings,
+        micro_batch_size=fit.micro_batch_size,
+        seed=seed,
+    )
     return make_plan(
         pairs=pairs,
         replayed=rows - pairs,
         fit=fit,
-        step=faster_precision(model, recipe, corpus, size, **settings, seed=seed),
+        step=step,
         measuring_seconds=encoding_seconds(model, groups, seed=seed),
         minutes=minutes,
     )
@@ -304,9 +311,10 @@ def make_plan(
     *, pairs: int, replayed: int, fit: Fit, step: tuple[torch.dtype, float], measuring_seconds: float, minutes: float
 ) -> Plan:
     """Choose settings by data, time and memory. ``step`` is the result of `faster_precision`."""
-    batch = min(batch_size_for(pairs + replayed), pairs + replayed)
-    reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs", *fit.reasons]
-    wanted = max(EPOCHS * (pairs + replayed) // batch, 1)
+    rows = pairs + replayed
+    batch = min(batch_size_for(rows), rows)
+    reasons = [f"batch of {batch} pairs, for {rows:,} pairs", *fit.reasons]
+    wanted = max(EPOCHS * rows // batch, 1)
     dtype, seconds_per_step = step
     if dtype == torch.bfloat16:
         reasons.append("bfloat16, in which a trial step is faster than in float32")
@@ -323,6 +331,15 @@ def make_plan(
     reasons.append(
         f"about {training + measuring:.0f} minutes: {training:.0f} for training, {measuring:.0f} for measurements"
     )
-    minutes_of = round(training, 2), round(measuring, 2)
-    frozen, bf16 = fit.freeze_word_embeddings, dtype == torch.bfloat16
-    return Plan(batch, fit.micro_batch_size, steps, evaluate, frozen, bf16, 5e-5, *minutes_of, tuple(reasons))
+    return Plan(
+        batch_size=batch,
+        micro_batch_size=fit.micro_batch_size,
+        max_steps=steps,
+        eval_steps=evaluate,
+        freeze_word_embeddings=fit.freeze_word_embeddings,
+        bf16=dtype == torch.bfloat16,
+        learning_rate=5e-5,
+        training_minutes=round(training, 2),
+        measuring_minutes=round(measuring, 2),
+        reasons=tuple(reasons),
+    )

@@ -10,7 +10,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -165,14 +165,19 @@ class TrainingRun:
         self.title = title
         self.origins = origins
         self.recipe = configured_recipe(config)
-        check_evaluation(config, config.dev or inputs.dev or ())  # before transformers asks for an evaluation data set
+        check_evaluation(config, self._dev_names)  # before transformers asks for an evaluation data set
         self.arguments = self._arguments()
         self.output = Path(str(config.output_dir))
         self.result: RunResult | None = None
         self._began = time.time()
 
     def _arguments(self) -> AlignmentTrainingArguments:
-        return self.config.training_arguments(evaluates=bool(self.config.dev or self.inputs.dev))
+        return self.config.training_arguments(evaluates=bool(self._dev_names))
+
+    @property
+    def _dev_names(self) -> Collection[str]:
+        """The files of the dev sets, or their languages if the inputs contain them; empty without dev sets."""
+        return self.config.dev or self.inputs.dev or ()
 
     @property
     def is_main_process(self) -> bool:
@@ -223,11 +228,7 @@ class TrainingRun:
 
     def check(self) -> None:
         """Refuse a configuration that cannot succeed, before anything is loaded."""
-        check_config(
-            self.config,
-            dev=self.config.dev or self.inputs.dev or (),
-            tests=self.config.test or self.inputs.tests or (),
-        )
+        check_config(self.config, dev=self._dev_names, tests=self.config.test or self.inputs.tests or ())
         check_files([self.output / RECIPE], [self.config.recipe])
         check_trackers(self.arguments.report_to or ())
         check_text(self.recipe, self.config)
@@ -351,17 +352,21 @@ class TrainingRun:
 
     def choose_precision(self) -> None:
         """With ``bf16=None``, compute in bfloat16 if a trial step is faster in it; a resumed run keeps its precision."""
-        arguments, dataset = self.arguments, self.corpus.dataset
-        if self.config.bf16 is not None or arguments.fp16 or isinstance(dataset, IterableDataset):
+        arguments, config, dataset = self.arguments, self.config, self.corpus.dataset
+        if config.bf16 is not None or arguments.fp16 or isinstance(dataset, IterableDataset):
             return
         if checkpoint := arguments.resume_from_checkpoint:
             arguments.bf16 = trained_in_bfloat16(checkpoint)
         elif self.encoder.device.type == "cpu" and has_bfloat16_instructions():
-            size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
-            config = self.config
-            settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "seed": config.seed}
-            settings["micro_batch_size"] = config.micro_batch_size
-            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings)
+            dtype, _ = faster_precision(
+                self.encoder,
+                self.recipe,
+                self.corpus,
+                size=min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset)),
+                freeze=config.freeze_word_embeddings,
+                micro_batch_size=config.micro_batch_size,
+                seed=config.seed,
+            )
             arguments.bf16 = from_first_process(dtype == torch.bfloat16)
         if arguments.bf16:
             arguments.mixed_precision = "bf16"
