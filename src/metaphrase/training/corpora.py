@@ -104,26 +104,15 @@ def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
     An empty alignment, such as an empty cell of a TSV file, is that of a pair without links, as aligners write it.
     Objectives on words use the links that both directions find, objectives on spans those of grow-diag-final-and.
     """
-    present = "alignment" in (dataset.column_names or ())
-    if present and isinstance(dataset, IterableDataset):
-        return dataset
-    if present:
-        batches = dataset.select_columns(["alignment"]).iter(batch_size=1000)
-        links = Counter(text for batch in batches for text in batch["alignment"] if not text)
-        if None not in links:
-            if links:
-                logger.info(
-                    "%d of %d pairs have no word links: their alignment is empty. To align all pairs, remove the column.",
-                    *(links.total(), len(dataset)),
-                )
+    is_stream = isinstance(dataset, IterableDataset)
+    if "alignment" in (dataset.column_names or ()):
+        if is_stream or _is_aligned(dataset):
             return dataset
-    if isinstance(dataset, IterableDataset):
+    elif is_stream:
         raise UsageError(
             "This recipe requires word links and the corpus has none; a stream cannot be aligned while it is read. Align "
             "the corpus first: metaphrase align CORPUS -o ALIGNED.parquet."
         )
-    from metaphrase.aligners.linking import add_alignment
-
     spans = any(objective.granularity == "span" for objective in recipe.objectives().values())
     heuristic = "grow-diag-final-and" if spans else "intersection"
     digest = xxhash.xxh64(heuristic.encode())
@@ -132,27 +121,48 @@ def with_links(dataset: Any, recipe: Recipe, output: Path) -> Any:
         digest.update("\t".join(row.get(name) or "" for name in read).encode())
     path = output / f"alignment-{digest.hexdigest()}.parquet"
     if not path.is_file():
-        logger.info(
-            "The recipe requires word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
-            "directions, combined by %s. For other links, run `metaphrase align` first.",
-            len(dataset),
-            heuristic,
-        )
-        aligned, report = add_alignment(dataset, "fast_align", heuristic=heuristic)
-        facts = report.total.facts()
-        logger.info(
-            "Aligned %.0f pairs per second; %.0f %% of the source words and %.0f %% of the target words are linked.",
-            report.pairs_per_second,
-            100 * facts["share_source_linked"],
-            100 * facts["share_target_linked"],
-        )
-        names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
-        with replacing(path) as partial:
-            aligned.select_columns(names).to_parquet(partial)
+        _write_links(dataset, heuristic, path)
         _remove_other_links(path)
     links = Dataset.from_parquet(str(path))
     others = dataset.remove_columns([name for name in links.column_names if name in dataset.column_names])
     return concatenate_datasets([others, links], axis=1)
+
+
+def _is_aligned(dataset: Dataset) -> bool:
+    """Whether the alignment of all pairs is known; empty ones are logged."""
+    batches = dataset.select_columns(["alignment"]).iter(batch_size=1000)
+    unlinked = Counter(text for batch in batches for text in batch["alignment"] if not text)
+    if None in unlinked:
+        return False
+    if unlinked:
+        logger.info(
+            "%d of %d pairs have no word links: their alignment is empty. To align all pairs, remove the column.",
+            *(unlinked.total(), len(dataset)),
+        )
+    return True
+
+
+def _write_links(dataset: Dataset, heuristic: str, path: Path) -> None:
+    """Align all pairs, and write the columns of their links to a Parquet file."""
+    from metaphrase.aligners.linking import add_alignment
+
+    logger.info(
+        "The recipe requires word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
+        "directions, combined by %s. For other links, run `metaphrase align` first.",
+        len(dataset),
+        heuristic,
+    )
+    aligned, report = add_alignment(dataset, "fast_align", heuristic=heuristic)
+    facts = report.total.facts()
+    logger.info(
+        "Aligned %.0f pairs per second; %.0f %% of the source words and %.0f %% of the target words are linked.",
+        report.pairs_per_second,
+        100 * facts["share_source_linked"],
+        100 * facts["share_target_linked"],
+    )
+    names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
+    with replacing(path) as partial:
+        aligned.select_columns(names).to_parquet(partial)
 
 
 def _remove_other_links(kept: Path) -> None:
