@@ -50,7 +50,10 @@ logger = logging.getLogger(__name__)
 _NOT_IN_FACTS = {"disable_tqdm", "report_to", *WITHOUT_EFFECT}
 
 #: Options that are a number or "auto", with the type of the number.
-_NUMBER_OR_AUTO: dict[str, tuple[type[float], Any]] = {"merge": (float, MergeWeight), "debias": (int, Directions)}
+_NUMBER_OR_AUTO: dict[str, tuple[type[float], Any]] = {
+    "merge": (float, MergeWeight | None),
+    "debias": (int, Directions),
+}
 
 #: Options that replace a setting of the recipe, which would take precedence over them.
 REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "effective_batch_size"}
@@ -203,7 +206,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
                 raise UsageError(f"Unknown option {name!r}{did_you_mean(name, options)}.")
         check_values(hints_of(type(self)), settings, type(self).__name__)
         for name, (number, hint) in _NUMBER_OR_AUTO.items():
-            if settings.get(name) is not None or (name in settings and name != "merge"):
+            if name in settings:
                 settings[name] = number_or_auto(settings[name], number, hint, name)
         recipe: Any = settings.get("recipe", options["recipe"].default)
         recipe = recipe if isinstance(recipe, Recipe) else str(recipe)  # a Recipe is refused
