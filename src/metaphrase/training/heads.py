@@ -73,7 +73,7 @@ class AlignmentHeads(PreTrainedModel):
                 cls = _objective_class(name, made.get("objective", name))
                 if cls.make_head is Objective.make_head:
                     continue  # without a head; its arguments may name files of the training
-                objective = objectives[name] if objectives else cls(**_own(made["args"]))
+                objective = objectives[name] if objectives else cls(**_local_args(made["args"]))
                 head = objective.make_head(encoder, **made["settings"])
                 if head is not None:
                     self.heads[name] = head
@@ -135,7 +135,11 @@ class AlignmentHeads(PreTrainedModel):
         config = AlignmentHeadsConfig(
             encoder=shape,
             objectives={
-                name: {"args": _shared(args), "settings": objective.head_settings(sources), **_reference(objective)}
+                name: {
+                    "args": _public_args(args),
+                    "settings": objective.head_settings(sources),
+                    **_reference(objective),
+                }
                 for name, (objective, args) in objectives.items()
             },
             languages=list(sources.languages) if language_embedding else [],
@@ -156,6 +160,10 @@ class AlignmentHeads(PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
 
 
+AutoConfig.register(AlignmentHeadsConfig.model_type, AlignmentHeadsConfig)
+AutoModel.register(AlignmentHeadsConfig, AlignmentHeads)
+
+
 def restore_heads(heads: AlignmentHeads, checkpoint: Path) -> None:
     """Set the weights of heads to those in a checkpoint.
 
@@ -164,12 +172,12 @@ def restore_heads(heads: AlignmentHeads, checkpoint: Path) -> None:
     """
     folder = checkpoint / HEADS
     saved = AlignmentHeads.from_pretrained(folder).state_dict() if folder.is_dir() else {}
-    shapes, found = ({name: list(value.shape) for name, value in one.items()} for one in (heads.state_dict(), saved))
-    if changed := [name for name in sorted(shapes.keys() | found.keys()) if shapes.get(name) != found.get(name)]:
+    wanted, found = ({name: list(value.shape) for name, value in one.items()} for one in (heads.state_dict(), saved))
+    if changed := [name for name in sorted(wanted.keys() | found.keys()) if wanted.get(name) != found.get(name)]:
         first = changed[0]
         raise CheckpointError(
             f"{checkpoint} cannot be resumed: {len(changed)} weights of its heads do not fit this recipe and encoder, "
-            f"such as {first} (shape {shapes.get(first)}, in the checkpoint {found.get(first)}). Use the original recipe and "
+            f"such as {first} (shape {wanted.get(first)}, in the checkpoint {found.get(first)}). Use the original recipe and "
             f"encoder, or start from its weights with --model {checkpoint} and new heads."
         )
     heads.load_state_dict(saved)
@@ -193,17 +201,13 @@ def _objective_class(name: str, reference: str) -> type[Objective]:
         ) from error
 
 
-AutoConfig.register(AlignmentHeadsConfig.model_type, AlignmentHeadsConfig)
-AutoModel.register(AlignmentHeadsConfig, AlignmentHeads)
-
-
-def _shared(args: Mapping[str, Any]) -> dict[str, Any]:
+def _public_args(args: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as they may be published: paths do not reveal the home folder."""
     return {name: redact(value) if isinstance(value, str) else value for name, value in args.items()}
 
 
-def _own(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Published arguments as they apply to this user: the inverse of `_shared`."""
+def _local_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Published arguments as they apply to this user: the inverse of `_public_args`."""
     return {
         name: str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
         for name, value in args.items()
