@@ -60,6 +60,8 @@ PLAN = "plan.json"
 #: Names of the test sets: held-out pairs, and the packaged Universal Declaration of Human Rights.
 HELD_OUT, RETENTION = "held-out", "udhr"
 
+#: Options of the steps between training and release.
+_FINISHING = ("merge", "guard", "max_structure_loss", "debias")
 #: Languages that the Declaration has under another code.
 _IN_DECLARATION = {"nb": "no"}
 
@@ -307,9 +309,8 @@ class Adaptation:
 
     @property
     def _release(self) -> RunConfig:
-        """What is done after training."""
-        names = ("model", "merge", "guard", "max_structure_loss", "debias")
-        return RunConfig(**{name: getattr(self.config, name) for name in names})
+        """The options of the steps between training and release."""
+        return RunConfig(model=self.config.model, **{name: getattr(self.config, name) for name in _FINISHING})
 
     def _plan(self, splits: Splits, replayed: Replayed, recipe: Path, inputs: Inputs) -> Plan:
         """Plan the run and log the plan."""
@@ -371,10 +372,7 @@ class Adaptation:
             languages=list({*self.sets, *(_IN_DECLARATION.get(one, one) for one in self.languages), *replayed}),
             output_dir=str(self.output),
             data_license=self.config.data_license,
-            merge=self.config.merge,
-            guard=self.config.guard,
-            max_structure_loss=self.config.max_structure_loss,
-            debias=self.config.debias,
+            **{name: getattr(self.config, name) for name in _FINISHING},
             seed=self.config.seed,
             max_steps=plan.max_steps,
             per_device_train_batch_size=plan.batch_size,
@@ -528,7 +526,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
     return Plan(**left["plan"])
 
 
-def write_data(folder: Path, splits: Splits, kept: Replayed) -> dict[str, Path]:
+def write_data(folder: Path, splits: Splits, replayed: Replayed) -> dict[str, Path]:
     """Write the training and held-out pairs, so that a run can be reproduced and compared with others.
 
     Data of an earlier run are deleted.
@@ -540,12 +538,12 @@ def write_data(folder: Path, splits: Splits, kept: Replayed) -> dict[str, Path]:
         write_split(folders["training"], language, "train", one.train)
         write_split(folders["dev"], language, "dev", one.dev)
         write_split(folders[HELD_OUT], language, "test", one.test)
-    for language, pairs in kept.items():
+    for language, pairs in replayed.items():
         write_split(folders["training"], language, "train", pairs)
     return folders
 
 
-def log_plan(splits: Splits, kept: Replayed, plan: Plan) -> None:
+def log_plan(splits: Splits, replayed: Replayed, plan: Plan) -> None:
     """Log the plan of a run."""
     for language, one in splits.items():
         logger.info(
@@ -557,7 +555,7 @@ def log_plan(splits: Splits, kept: Replayed, plan: Plan) -> None:
             len(one.test),
             f"{one.excluded:,}",
         )
-    if kept:
-        logger.info("Other languages in the training data: %s.", ", ".join(sorted(kept)))
+    if replayed:
+        logger.info("Other languages in the training data: %s.", ", ".join(sorted(replayed)))
     for reason in plan.reasons:
         logger.info("- %s", reason)
