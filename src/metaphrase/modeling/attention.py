@@ -101,8 +101,3 @@ def using_attention(encoder: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         encoder.set_attn_implementation(before)
-
-
-def can_observe(encoder: PreTrainedModel) -> bool:
-    """Whether an encoder supports the attention interface of transformers."""
-    return bool(encoder.is_backend_compatible())

@@ -127,9 +127,6 @@ def grouped_attention(
     float32, it is SDPA of the padded batch: launching a kernel for each length takes longer than the padding. On other
     devices it is SDPA per group of sentences of equal length.
 
-    On a CUDA device, tests compare all kernels with the groups. Without one, they check the schema of the operator, that it
-    is differentiable, the padded batch, and the choice between them.
-
     Queries, keys and values have shape ``(1, heads, tokens, head)``, the output ``(1, tokens, heads, head)``. Without a
     packing, the batch is padded, and the mask is passed to SDPA.
     """

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length
-from metaphrase.modeling.attention import can_observe
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import SIDES, Batch, Generators, Side, View, pad_rows, paired
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
@@ -138,7 +137,7 @@ class WordAlignment(Objective):
                 positions or too small a window for the pairs.
         """
         super().attach(sources)
-        if not can_observe(sources.encoder):
+        if not sources.encoder.is_backend_compatible():
             raise ModelError(
                 f"'wa' reads the attention of the encoder, but {type(sources.encoder).__name__} does not support "
                 "the attention interface of transformers. Use an encoder of the BERT or XLM-R family, or remove 'wa'."
