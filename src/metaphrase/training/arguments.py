@@ -263,12 +263,12 @@ def _check_shared_targets(args: AlignmentTrainingArguments, objectives: Mapping[
     """
     sharing = [name for name, objective in objectives.items() if objective.shares_targets]
     sampler = getattr(args.batch_sampler, "value", args.batch_sampler)
-    if args.batches == "shared_target" and args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
-        raise UsageError(
-            "'batches: shared_target' puts pairs with the same target into one batch, and requires batch_sampler "
-            f"'batch_sampler', but it is {sampler!r}, as set by the recipe or an option. Change one of them."
-        )
     if args.batches == "shared_target":
+        if args.batch_sampler != BatchSamplers.BATCH_SAMPLER:
+            raise UsageError(
+                "'batches: shared_target' puts pairs with the same target into one batch, and requires batch_sampler "
+                f"'batch_sampler', but it is {sampler!r}, as set by the recipe or an option. Change one of them."
+            )
         for name, objective in objectives.items():
             if not objective.shares_targets and not getattr(objective, "mask_duplicates", True):
                 raise UsageError(

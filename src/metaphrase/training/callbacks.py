@@ -98,9 +98,9 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
 
 def _rank(name: str) -> int:
     """Place in a line of the log: guards follow the mean accuracy, other metrics the guards."""
-    return (
-        1 if name.startswith("eval_guard_") else 2 * (name.startswith("eval_") and not name.endswith("mean_accuracy"))
-    )
+    if name.startswith("eval_guard_"):
+        return 1
+    return 2 if name.startswith("eval_") and not name.endswith("mean_accuracy") else 0
 
 
 def _shown(name: str, value: Any) -> str:
