@@ -26,8 +26,8 @@ REFERENCE = "reference.json"
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler\..+|position_ids)$")
 #: Weights that a checkpoint may have in addition: those, and the heads of its pretraining or of another task.
 _MAY_BE_UNUSED = re.compile(
-    r"(^|\.)(pooler\..+|position_ids)$"
-    r"|^(cls|lm_head|classifier|qa_outputs|vocab_transform|vocab_layer_norm|vocab_projector|head|decoder"
+    _MAY_BE_MISSING.pattern
+    + r"|^(cls|lm_head|classifier|qa_outputs|vocab_transform|vocab_layer_norm|vocab_projector|head|decoder"
     r"|lm_predictions|mask_predictions|discriminator_predictions|generator_predictions|generator_lm_head)\."
 )
 #: Sentences of different lengths that every tokenizer with a vocabulary of words knows in part, or knows by letters.

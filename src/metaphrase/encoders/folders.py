@@ -61,14 +61,8 @@ _TOKENIZER_FILES = (*_VOCABULARIES, "merges.txt", "added_tokens.json", "target.s
 #: are fetched or compiled (`attn_implementation`), or to changes of the model's class. This library sets the attention.
 _IGNORED = {
     *("auto_map", "attn_implementation", "experts_implementation", "use_kernels", "kernel_config", "fusion_config"),
-    *(
-        "trust_remote_code",
-        "name_or_path",
-        "distributed_config",
-        "attribute_map",
-        "custom_generate",
-        "custom_pipelines",
-    ),
+    *("trust_remote_code", "name_or_path", "distributed_config", "attribute_map", "custom_generate"),
+    "custom_pipelines",
 }
 #: Keys of `config.json` that change how the weights are read, with the reason for refusing them.
 _REFUSED = {
@@ -421,13 +415,9 @@ def clean_config(config: dict[str, Any], *, path: str, tensors: int = MAX_PARTS)
 
 def _check_numbers(content: Any, path: str, tensors: int = MAX_PARTS) -> None:
     for key, value in _leaves(content):
-        limit = (
-            max(tensors, 100)
-            if key.endswith(("layers", "n_layer"))
-            else MAX_PARTS
-            if key.startswith("num_")
-            else 2**40
-        )
+        limit = MAX_PARTS if key.startswith("num_") else 2**40
+        if key.endswith(("layers", "n_layer")):
+            limit = max(tensors, 100)
         if isinstance(value, int) and not -limit <= value <= limit:
             raise ModelFileError(
                 f"{path} sets {excerpt(key)} to {excerpt(value)}, which is out of range for these weights."
@@ -479,8 +469,8 @@ def _check_size(module: nn.Module, size: int, path: str) -> None:
 
 def _transformer_settings(files: _Files, folder: str) -> dict[str, Any] | None:
     """The settings of sentence-transformers for its Transformer; older names are names of architectures."""
-    names = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
-    names += [f"sentence_{kind}_config.json" for kind in ("xlm-roberta", "xlnet")]
+    kinds = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+    names = [f"sentence_{kind}_config.json" for kind in kinds]
     path, settings = next(
         ((path, content) for name in names if (content := files.read(path := _join(folder, name)))), ("", None)
     )

@@ -452,10 +452,8 @@ def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenize
     ``<s>``, ``<pad>``, ``</s>``, ``<unk>`` come first among the pieces, ``<mask>`` last. Builds ``<s> A </s>``, and for
     pairs ``<s> A </s> </s> B </s>``.
     """
-    tilde, inside = (
-        "～",
-        "\ufdd0",
-    )  # XLM-R's rules are NFKC except for this tilde; a noncharacter protects it from NFKC
+    # XLM-R's rules are NFKC except for this tilde; a noncharacter protects it from NFKC.
+    tilde, inside = "～", "\ufdd0"
     tokenizer = Tokenizer(models.Unigram(list(pieces), unk_id=3, byte_fallback=False))
     tokenizer.normalizer = normalizers.Sequence(
         [

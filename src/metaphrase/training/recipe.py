@@ -341,13 +341,8 @@ def _parse_term(term: Any, origin: str) -> Term:
     if not isinstance(term, Mapping) or "objective" not in term:
         raise RecipeError(f"A term of {origin} needs an 'objective', but is {_short(term)}.")
     check_keys(term, [f.name for f in fields(Term)], f"a term of {origin}", RecipeError)
-    name, weight, args, sizes = (
-        term["objective"],
-        term.get("weight", 1.0),
-        term.get("args"),
-        term.get("matryoshka", []),
-    )
-    args = {} if args is None else args
+    name, weight, sizes = term["objective"], term.get("weight", 1.0), term.get("matryoshka", [])
+    args = {} if term.get("args") is None else term["args"]
     where = f"{name!r} in {origin}"
     if isinstance(weight, Mapping):
         weight = _parse_schedule(weight, f"'weight' of {where}")

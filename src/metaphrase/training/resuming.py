@@ -73,10 +73,8 @@ class RunFacts:
         }
         settings = {"batches": "mixed", "data_seed": None, "batch_sampler": BatchSamplers.BATCH_SAMPLER}
         facts |= {name: value for name, usual in settings.items() if (value := getattr(self._args, name)) != usual}
-        if self._args.optim not in (
-            OptimizerNames.ADAMW_TORCH,
-            OptimizerNames.ADAMW_TORCH_FUSED,
-        ):  # their states are equal
+        # The two AdamW have equal states.
+        if self._args.optim not in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED):
             facts["optim"] = self._args.optim
         facts |= self._encoder_facts() | self._original_facts
         parts = dataset if isinstance(dataset, Mapping) else {"": dataset}
@@ -177,7 +175,7 @@ def _verified_checkpoint(
         state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         if (
             not isinstance(manifest["run"], dict)
-            or [state.global_step] != [manifest["step"]]
+            or state.global_step != manifest["step"]
             or not state.train_batch_size
         ):
             raise ValueError

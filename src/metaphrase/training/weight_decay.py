@@ -65,9 +65,8 @@ class DecayTowardStart:
     @torch.no_grad()
     def _decay(self, optimizer: Any, *_: Any) -> None:
         """Decay the weights, and set the weight decay of the optimiser to zero for the step."""
-        skipped = getattr(
-            optimizer, "found_inf", None
-        )  # a fused optimiser skips the step that a gradient scaler rejects
+        # A fused optimiser skips the step that a gradient scaler rejects.
+        skipped = getattr(optimizer, "found_inf", None)
         applies = skipped is None or not float(skipped)
         self._decays = [group["weight_decay"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:

@@ -107,9 +107,8 @@ def _leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
         if leaf.column == "translation" and pa.types.is_struct(leaf.kind):
             leaves.remove(leaf)
             names = {field.name for field in leaf.kind.fields}
-            leaves = [
-                other for other in leaves if other.column in names or not is_language(other.column)
-            ]  # such as id
+            # Other columns may be named like a language, such as id.
+            leaves = [other for other in leaves if other.column in names or not is_language(other.column)]
             leaves += [_Leaf(leaf.column, field.name, field.type) for field in leaf.kind.fields]
             break
     named = {leaf.field or leaf.column: leaf for leaf in leaves}
