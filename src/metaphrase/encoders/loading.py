@@ -90,6 +90,30 @@ def load_encoder(
     paths = [vector_file(file) or Path(file) for file in files]
     vectors = list(zip(paths, load_vectors(files), strict=True))
     name, folder = find_folder(base)
+    model = _load_folder(name, folder, pooling, default_pooling, device)
+    if vectors:
+        model = _with_vectors(model, vectors, str(name_or_path), embeddings=pooling is None)
+        if pooling is not None:  # a vector may have its own
+            replace_pooling(model, pooling)
+        check_embeddings(model, str(name_or_path))
+    if (installed := installed_model(base)) is not None:
+        name = str(installed)
+    elif folder != Path(name):
+        if Path(base).is_dir():
+            logger.warning("The folder %s holds no model. Loaded the model of that name on the Hub.", base)
+        model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
+        name = f"{name}@{folder.name}" if vectors else name
+    name = PLUS.join([name, *files])
+    encoder: Any = model[0].auto_model
+    encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
+    set_max_length(model, max_length)
+    return model
+
+
+def _load_folder(
+    name: str, folder: Path, pooling: str | None, default_pooling: str, device: str | None
+) -> SentenceTransformer:
+    """Load and check the model in a folder; see `load_encoder` for the arguments."""
     with open_model(name, folder) as copy:
         kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
         if _accepts_pooling_flag(copy):
@@ -113,22 +137,6 @@ def load_encoder(
         check_tokenizer(model.tokenizer, encoder, name)
         set_max_length(model, None)
         check_embeddings(model, name)
-    if vectors:
-        model = _with_vectors(model, vectors, str(name_or_path), embeddings=pooling is None)
-        if pooling is not None:  # a vector may have its own
-            replace_pooling(model, pooling)
-        check_embeddings(model, str(name_or_path))
-    if (installed := installed_model(base)) is not None:
-        name = str(installed)
-    elif folder != Path(name):
-        if Path(base).is_dir():
-            logger.warning("The folder %s holds no model. Loaded the model of that name on the Hub.", base)
-        model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
-        name = f"{name}@{folder.name}" if vectors else name
-    name = PLUS.join([name, *files])
-    encoder = model[0].auto_model
-    encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
-    set_max_length(model, max_length)
     return model
 
 
