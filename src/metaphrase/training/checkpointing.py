@@ -97,12 +97,9 @@ class ResumesRuns(AtomicCheckpoints):
             self._began -= manifest["seconds"]
             self._written = Path(resume_from_checkpoint)
             is_before_epoch_end = manifest["batches"] > 0 == batches and manifest["epoch"] < epoch
-            is_evaluated = any(
-                entry["step"] == self.state.global_step and any(name.startswith("eval_") for name in entry)
-                for entry in self.state.log_history
-            )
+            ends_with_evaluation = is_before_epoch_end and self.args.eval_strategy == IntervalStrategy.EPOCH
             self._evaluation_pending = manifest["evaluation_due"] or (
-                is_before_epoch_end and not is_evaluated and self.args.eval_strategy == IntervalStrategy.EPOCH
+                ends_with_evaluation and not self._is_evaluated()
             )
             self._find_best_checkpoint()
             self.data_collator.set_epoch(manifest["epoch"])  # an evaluation may precede the first step
@@ -116,6 +113,13 @@ class ResumesRuns(AtomicCheckpoints):
                 epoch, batches = manifest["epoch"], manifest["batches"]
         self._position = DataPosition(epoch, offset=batches)
         return epoch, batches
+
+    def _is_evaluated(self) -> bool:
+        """Whether the log has an evaluation of the current step."""
+        return any(
+            entry["step"] == self.state.global_step and any(name.startswith("eval_") for name in entry)
+            for entry in self.state.log_history
+        )
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Train for an epoch, unless the evaluation that a resumed run makes up for has ended training."""
