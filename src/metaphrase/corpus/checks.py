@@ -180,11 +180,13 @@ def check_languages(
     `check_corpus` for the arguments.
     """
     language = pairs.language
-    found = [identify(side, lines=lines, seed=seed) for side in (pairs.sources, pairs.targets)]
-    if swapped := _swapped(pairs, target_lang, *found) or _partly_swapped(pairs, target_lang, *found):
+    source, target = (identify(side, lines=lines, seed=seed) for side in (pairs.sources, pairs.targets))
+    if swapped := _swapped(pairs, target_lang, source, target) or _partly_swapped(pairs, target_lang, source, target):
         return [swapped]
-    sides = zip(_SIDES, (language, target_lang), found, strict=True)
-    findings = (_check_side(side, expected, language, identified) for side, expected, identified in sides)
+    findings = (
+        _check_side("source", language, language, source),
+        _check_side("target", target_lang, language, target),
+    )
     return [finding for finding in findings if finding is not None]
 
 
@@ -242,9 +244,9 @@ def _partly_swapped(
     )
 
 
-def _check_side(side: str, expected: str, language: str, found: Identification) -> Finding | None:
+def _check_side(side: str, expected: str, language: str, identified: Identification) -> Finding | None:
     """The finding about the language of one side, if it is not the expected one."""
-    n, name, best = len(found.lines), language_name(expected), str(found.best)
+    n, name, best = len(identified.lines), language_name(expected), str(identified.best)
     severity: Severity = "warning"
     if not n:
         message = f"The language of the {side} side cannot be identified; it should be {name}."
@@ -254,17 +256,17 @@ def _check_side(side: str, expected: str, language: str, found: Identification) 
             f"The language identifier does not know {name}, so the {side} side was not checked; it is closest to "
             f"{language_name(best)}. Inspect the examples."
         )
-        examples = _examples((line.text,) for line in found.lines)
+        examples = _examples((line.text,) for line in identified.lines)
         return Finding(severity, "unknown-language", message, language, of=n, examples=examples)
-    lines = [line for line in found.lines if line.language == best]
-    if found.shares[best] < SURE or found.shares.get(canonical(expected), 0.0) > ABSENT:
-        code, lines = "other-language-lines", found.others(expected)
+    lines = [line for line in identified.lines if line.language == best]
+    if identified.shares[best] < SURE or identified.shares.get(canonical(expected), 0.0) > ABSENT:
+        code, lines = "other-language-lines", identified.others(expected)
         if len(lines) <= OTHER_LINES * n:
             return None
         counts = Counter(line.language for line in lines).most_common(3)
         named = ", ".join(f"{language_name(other)} {count}" for other, count in counts)
         message = f"{len(lines)} of {n} lines of the {side} side are not {name}, with high probability: {named}. Remove them."
-    elif found.share(expected) > ABSENT:
+    elif identified.share(expected) > ABSENT:
         code = "related-language"
         message = (
             f"The {side} side looks more like {language_name(best)} than {name}. These languages are hard to distinguish "

@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 #: Rows that are converted at a time.
 _CHUNK = 10_000
+#: Pairs of each file that are read in advance, to find the columns and languages of the stream.
+_PEEKED = 100
 
 
 @dataclass
@@ -297,10 +299,6 @@ def mix(languages: Sequence[str], temperature: float, seed: int) -> list[int]:
         mixture += rows[language] * copies + generator.sample(rows[language], more)
     generator.shuffle(mixture)
     return mixture
-
-
-#: Pairs of each file that are read in advance, to find the columns and languages of the stream.
-_PEEKED = 100
 
 
 # Streaming

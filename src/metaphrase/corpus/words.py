@@ -52,7 +52,7 @@ def word_spans(text: str, language: str | None = None, segmenter: str = "whitesp
         raise ValueError(f"A segmenter is 'whitespace' or 'icu', not {segmenter!r}.")
     if language is None or not is_unspaced(language):
         return spans
-    return [span for start, end in spans for span in _icu_spans(text[start:end], start, language)]
+    return [(start + a, start + b) for start, end in spans for a, b in _icu_spans(text[start:end], language)]
 
 
 def is_unspaced(language: str | None) -> bool:
@@ -81,9 +81,8 @@ def is_tokenised(text: str, language: str | None) -> bool:
 
 def _chunks_and_words(text: str, language: str) -> tuple[int, int]:
     """Number of the chunks between spaces that have letters other than Latin ones, and of the words that ICU finds there."""
-    spans = [match.span() for match in _WORD.finditer(text)]
-    own = [span for span in spans if any(c.isalpha() and not c.isascii() for c in text[slice(*span)])]
-    return len(own), sum(len(list(_icu_spans(text[start:end], start, language))) for start, end in own)
+    chunks = [chunk for chunk in _WORD.findall(text) if any(c.isalpha() and not c.isascii() for c in chunk)]
+    return len(chunks), sum(len(list(_icu_spans(chunk, language))) for chunk in chunks)
 
 
 def are_tokenised(texts: Sequence[str], language: str | None) -> bool | None:
@@ -140,7 +139,8 @@ def segmenter_of_side(segmenter: str | None, side: str) -> str:
     return segmenter or "whitespace"
 
 
-def _icu_spans(chunk: str, start: int, language: str) -> Iterator[Span]:
+def _icu_spans(chunk: str, language: str) -> Iterator[Span]:
+    """The start and end of each word that ICU finds in a text without spaces."""
     breaker = _word_breaker()
     # ICU counts UTF-16 units: a character beyond the basic plane is two of them.
     units = [0, *accumulate(2 if ord(c) > 0xFFFF else 1 for c in chunk)]
@@ -149,7 +149,7 @@ def _icu_spans(chunk: str, start: int, language: str) -> Iterator[Span]:
     for _, unit in breaker(chunk, language).segments():
         end = character_at[unit]
         if any(unicodedata.category(c) != "Cf" for c in chunk[at:end]):  # a zero-width space is not a word
-            yield start + at, start + end
+            yield at, end
         at = end
 
 
