@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -105,32 +105,32 @@ def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe, languages: 
             "Recipe %s learns a vector for each language: languages without one are not measured.", recipe.name
         )
         return EvaluationSets(tests)
-    own: Sets = tests
+    trained: Sets = tests
     others: Sets = {}
     if any(languages & sets.keys() for sets in tests.values()):
-        own = _select(tests, lambda language: language in languages)
+        trained = _select(tests, lambda language: language in languages)
         others = _select(tests, lambda language: language not in languages)
     for folder in config.retention or ([] if others else [str(UDHR)]):
         for name, sets in read_test_folders([folder]).items():
-            known = languages | others.get(name, {}).keys() | own.get(name, {}).keys()
+            known = languages | others.get(name, {}).keys() | trained.get(name, {}).keys()
             if new := {language: one for language, one in sets.items() if language not in known}:
                 others[name] = others.get(name, {}) | new
     chosen = set(config.retention_languages)
     if not chosen or "all" in chosen:
-        return EvaluationSets(own, others)
-    kept = _select(others, lambda language: language in chosen)
-    if others and not kept:
+        return EvaluationSets(trained, others)
+    chosen_others = _select(others, lambda language: language in chosen)
+    if others and not chosen_others:
         raise UsageError(
             f"No retention set has any of the languages of --retention_languages, {', '.join(sorted(chosen))}. They have "
             f"{', '.join(sorted({language for sets in others.values() for language in sets}))}; 'all' measures these."
         )
-    return EvaluationSets(own, kept)
+    return EvaluationSets(trained, chosen_others)
 
 
-def _select(tests: Sets, chosen: Any) -> Sets:
-    """The test sets with the languages that a function chooses, without empty ones."""
+def _select(tests: Sets, is_chosen: Callable[[str], bool]) -> Sets:
+    """The test sets with the chosen languages, without empty ones."""
     selected = {
-        name: {language: one for language, one in sets.items() if chosen(language)} for name, sets in tests.items()
+        name: {language: one for language, one in sets.items() if is_chosen(language)} for name, sets in tests.items()
     }
     return {name: sets for name, sets in selected.items() if sets}
 

@@ -194,13 +194,13 @@ def leakage(
 
     These pairs, and those with a sentence of the dev pairs, are logged as warnings.
     """
-    found = []
+    counts = []
     for name, sets in tests.items():
         pairs = sum(len(one.sources) for one in sets.values())
-        if chosen := overlap(dev, sets):
+        if shared_with_dev := overlap(dev, sets):
             logger.warning(
                 "%d of the %d pairs of the test set %s share a sentence with the dev pairs, by which settings are chosen.",
-                *(chosen, pairs, name),
+                *(shared_with_dev, pairs, name),
             )
         if isinstance(dataset, IterableDataset):
             continue
@@ -209,5 +209,5 @@ def leakage(
                 "%d of the %d pairs of the test set %s share a sentence with the training corpus: do not trust its scores.",
                 *(shared, pairs, name),
             )
-        found.append({"data": name, "pairs": pairs, "shared": shared})
-    return found or None
+        counts.append({"data": name, "pairs": pairs, "shared": shared})
+    return counts or None

@@ -151,10 +151,10 @@ class LanguageBatchSampler(DefaultBatchSampler):
         batches = [self._batches(rows, sampler) for rows, sampler in self._parts]
         left = np.ones(self._rows, dtype=bool)
         for turn in turns.tolist():
-            yield from _new(islice(batches[turn], 1), left)
+            yield from _unseen(islice(batches[turn], 1), left)
         if left.any():
             rows = left.nonzero()[0].tolist()
-            yield from _new(self._batches(rows, self._part(rows, drop=self.drop_last)), left)
+            yield from _unseen(self._batches(rows, self._part(rows, drop=self.drop_last)), left)
 
     def _batches(self, rows: Sequence[int], sampler: Any) -> Iterator[list[int]]:
         """The batches of a part, as rows of the whole."""
@@ -164,7 +164,7 @@ class LanguageBatchSampler(DefaultBatchSampler):
             yield [rows[at] for at in batch]
 
 
-def _new(batches: Iterable[list[int]], left: np.ndarray) -> Iterator[list[int]]:
+def _unseen(batches: Iterable[list[int]], left: np.ndarray) -> Iterator[list[int]]:
     """The batches of rows that are left, without those that a sampler draws again to reach its length."""
     for batch in batches:
         if left[batch].all():
