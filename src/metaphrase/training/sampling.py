@@ -141,9 +141,6 @@ class LanguageBatchSampler(DefaultBatchSampler):
         self._parts = [(rows, self._part(rows, drop=True)) for rows in rows_of.values()]
         self._rows = len(languages)
 
-    def __len__(self) -> int:
-        return self._rows // self.batch_size if self.drop_last else -(-self._rows // self.batch_size)
-
     def __iter__(self) -> Iterator[list[int]]:
         self.generator.manual_seed(self.seed + self.epoch)
         turns = torch.tensor([at for at, (_, sampler) in enumerate(self._parts) for _ in range(len(sampler))])
@@ -190,10 +187,6 @@ class SharedTargetBatchSampler(DefaultBatchSampler):
         self._targets = np.array(
             [numbers.setdefault(text, len(numbers)) for text in dataset["target"]], dtype=np.int64
         )
-
-    def __len__(self) -> int:
-        rows = len(self._targets)
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.generator.manual_seed(self.seed + self.epoch)
