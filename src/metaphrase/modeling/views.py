@@ -287,32 +287,43 @@ def paired(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Links(View):
-    """The words of both sides and the links between them, as positions in the views ``source`` and ``target``.
+class WordPieces(View):
+    """The words of both sides, as positions in the views ``source`` and ``target``; does not require links.
 
     Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word, and
-    ``(0, 0)`` for padding and for words that are not usable (see :meth:`Batch.words`). Also provides ``links``,
-    ``(batch, links, 2)``: source and target word, ``-1`` for padding.
+    ``(0, 0)`` for padding and for words that are not usable (see :meth:`Batch.words`).
 
     Attributes:
         max_length: Maximum pieces per sentence, including special tokens.
-        mutual: Keep only links whose two words are each other's surest partner (see :func:`mutual_links`).
     """
 
     encoded: ClassVar[bool] = False
-    columns: ClassVar[tuple[str, ...]] = ("alignment",)
     max_length: Length
+
+    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
+        """Build the spans of each pair."""
+        return {f"{side}_spans": pad_arrays(batch.words(side, self.max_length), (0, 2)) for side in SIDES}
+
+
+@dataclass(frozen=True)
+class Links(WordPieces):
+    """The words of both sides, as in :class:`WordPieces`, and the links between them.
+
+    Also provides ``links``, ``(batch, links, 2)``: source and target word, ``-1`` for padding.
+
+    Attributes:
+        mutual: Keep only links whose two words are each other's surest partner (see :func:`mutual_links`).
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("alignment",)
     mutual: bool = False
 
     def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
         """Build the spans and links of each pair."""
         source, target = (batch.words(side, self.max_length) for side in SIDES)
         kept = [kept_links(*row, mutual=self.mutual) for row in zip(batch.examples, source, target, strict=True)]
-        return {
-            "source_spans": pad_arrays(source, (0, 2)),
-            "target_spans": pad_arrays(target, (0, 2)),
-            "links": pad_arrays([np.array([*links], dtype=np.int64).reshape(-1, 2) for links in kept], (0, 2), -1),
-        }
+        links = [np.array([*links], dtype=np.int64).reshape(-1, 2) for links in kept]
+        return {**super().build(batch, rngs), "links": pad_arrays(links, (0, 2), -1)}
 
 
 def links_view(max_length: int, *, mutual: bool = False) -> Links:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from metaphrase.exceptions import ModelError
-from metaphrase.io.arguments import Length, Temperature
+from metaphrase.io.arguments import Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, info_nce, inside_spans, pooled_spans
-from metaphrase.modeling.views import SIDES, Batch, Generators, View, links_view, pad_arrays
+from metaphrase.modeling.views import SIDES, View, WordPieces, links_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_unused
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
@@ -30,23 +30,6 @@ MGC_CITATION = """\
     pages = "1708--1717",
     year = "2021",
 }"""
-
-
-@dataclass(frozen=True)
-class WordPieces(View):
-    """The words of both sides, as positions in the views ``source`` and ``target``; does not require links.
-
-    Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word,
-    ``(0, 0)`` for padding and for words that are not usable (see :meth:`metaphrase.modeling.views.Batch.words`).
-    """
-
-    encoded: ClassVar[bool] = False
-    max_length: Length
-
-    def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
-        """Build the spans of each pair."""
-        source, target = (batch.words(side, self.max_length) for side in SIDES)
-        return {"source_spans": pad_arrays(source, (0, 2)), "target_spans": pad_arrays(target, (0, 2))}
 
 
 class WordStates(NamedTuple):
