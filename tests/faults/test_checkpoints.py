@@ -216,6 +216,10 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(make_trainer, traine
         CheckpointError, match=r"checkpoint-2 has no manifest.json: it is incomplete, or another program"
     ):
         make_trainer().train(resume_from_checkpoint=trained / "checkpoint-2")
+    with pytest.raises(
+        CheckpointError, match=r"is a folder of checkpoints. Name one of them, such as .*checkpoint-4,"
+    ):
+        make_trainer().train(resume_from_checkpoint=trained)
     with pytest.raises(CheckpointError, match=r"No checkpoint in .* can be resumed"):
         make_trainer().train(resume_from_checkpoint=True)
     with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*empty to resume"):

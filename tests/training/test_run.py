@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -391,8 +392,17 @@ def test_guards_are_measured_with_the_dev_sets_also_after_resuming(execute, sett
         assert log.get("eval_sequential_score") == log.get("eval_dev_mean_accuracy")
     for later in ("checkpoint-2", "checkpoint-3"):
         shutil.rmtree(tmp_path / "out" / later)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     resumed = execute(**options, resume_from_checkpoint="true")
     assert guard_log(resumed) == guard_log(whole)
+    assert logged_steps((tmp_path / "out" / "README.md").read_text(encoding="utf-8")) == logged_steps(card)
+
+
+def logged_steps(card):
+    """The rows of the training log of a card, including those before a resume."""
+    rows = re.findall(r"^\|.*\|$", card.partition("### Training log")[2].partition("</details>")[0], re.MULTILINE)
+    assert [row.split("|")[2].strip() for row in rows] == ["Step", "--:", "1", "2", "3"]
+    return rows
 
 
 def test_a_guard_can_choose_the_best_model(settings, sts, tmp_path, monkeypatch):

@@ -227,6 +227,11 @@ def _read(folder: Path) -> dict[str, Any]:
         manifest = read_json(folder / MANIFEST)
         intact = manifest.pop("sha256") == json_digest(manifest)
     except FileNotFoundError as error:
+        if checkpoints := checkpoint_folders(folder):
+            raise CheckpointError(
+                f"{folder} is a folder of checkpoints. Name one of them, such as {checkpoints[-1]}, or set "
+                f"--resume_from_checkpoint to true to resume from the last one in --output_dir."
+            ) from error
         raise CheckpointError(
             f"{folder} has no {MANIFEST}: it is incomplete, or another program wrote it. Start from its weights with "
             f"--model {folder}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from metaphrase.encoders.names import is_starter, split_revision
@@ -46,6 +46,7 @@ def fill_card(
     card.teacher = _teacher(facts.get("recipe", {}))
     card.language = sorted({language for file in facts["files"] for language in file["languages"]})
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
+    card.training_logs = training_log(facts["log_history"])
     card.training_seconds = facts.get("training_seconds")
     card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())
     if is_starter(facts["model"]):
@@ -55,6 +56,23 @@ def fill_card(
             setattr(card, key, value)
     card.base_model = card.base_model or stated_base(facts["model"])
     card.license = license or card.license
+
+
+def training_log(log_history: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """The training loss and the accuracies on dev sets at each logged step, also of the steps before a run was resumed.
+
+    >>> entries = [{"loss": 1.2, "tr": 1.2}, {"eval_dev_mean_accuracy": 0.8, "eval_dev_sw_accuracy": 0.8}]
+    >>> training_log([{"step": 5, "epoch": 0.5, **entry} for entry in entries])
+    [{'Epoch': 0.5, 'Step': 5, 'Training Loss': 1.2, 'dev_mean_accuracy': 0.8}]
+    """
+    rows: dict[int, dict[str, float]] = {}
+    for entry in log_history:
+        shown = {key.removeprefix("eval_"): value for key, value in entry.items() if key.endswith("_mean_accuracy")}
+        if "loss" in entry:
+            shown["Training Loss"] = entry["loss"]
+        if shown:
+            rows.setdefault(entry["step"], {"Epoch": entry["epoch"], "Step": entry["step"]}).update(shown)
+    return [*rows.values()]
 
 
 def _teacher(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
