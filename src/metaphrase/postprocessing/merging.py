@@ -207,7 +207,8 @@ def merge(
         vector = combine(vectors, 1.0)
         curve = _choose(options, base, vector, begin)
         vector = replace(vector, alpha=curve.alpha)
-        write_curve(curve, None, options.curve)
+        if options.curve is not None:
+            write_curve(curve, Path(options.curve))
     else:
         vector = combine(vectors, options.alpha)
     alpha: float | list[float] = vector.alpha
@@ -220,8 +221,8 @@ def merge(
             embeddings = embed_languages(vector.apply(base), parallel_texts())
             vector = replace(vector, directions=language_directions(embeddings, options.debias)[0])
         _write(options, base, vector, alpha, command, chosen=None if curve is None else str(curve))
-    if curve is not None and written and options.curve is None:
-        write_curve(curve, Path(options.output_dir) if options.output_dir else None)
+    if curve is not None and written and options.output_dir is not None and options.curve is None:
+        write_curve(curve, Path(options.output_dir) / CURVE)
     return Merge(
         base=base_name,
         tuned=tuned,
@@ -247,8 +248,8 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
     texts: Mapping[str, Any] = {name: list(dict.fromkeys(one))[: options.max_items] for name, one in own.items()}
     if not texts:
         texts = {name: dict(islice(one.items(), options.max_items)) for name, one in structure_texts().items()}
-    guards = [structure_guard(base, texts, max_loss=options.max_structure_loss, **encoding)]
-    gain, *others = (
+    structure = structure_guard(base, texts, max_loss=options.max_structure_loss, **encoding)
+    gain, *guards = (
         data_guard(base, load_guard_data(folder, max_items=options.max_items), prompts=[None], **encoding)
         for folder in (str(options.dev), *options.guard)
     )
@@ -258,7 +259,7 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
     def finish(model: SentenceTransformer) -> SentenceTransformer:
         return debias(model, sample, options.debias)[0] if options.debias else model
 
-    return choose_alpha(base, vector, gain, [*guards, *others], finish=finish, advance=advance)
+    return choose_alpha(base, vector, gain, [structure, *guards], finish=finish, advance=advance)
 
 
 def _write(
@@ -310,12 +311,10 @@ def remove_curve(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def write_curve(curve: AlphaCurve, folder: Path | None, path: str | Path | None = None) -> None:
-    """Write a curve as JSON to a file, or to a folder, with its plot next to it."""
-    if path is not None or folder is not None:
-        file = Path(path) if path is not None else Path(str(folder)) / CURVE
-        write_json(file, curve.to_dict())
-        save_picture(alpha_chart(curve.to_dict()), file.with_suffix(".png"))
+def write_curve(curve: AlphaCurve, path: Path) -> None:
+    """Write a curve as JSON, with its plot next to it."""
+    write_json(path, curve.to_dict())
+    save_picture(alpha_chart(curve.to_dict()), path.with_suffix(".png"))
 
 
 def _check(options: MergeOptions) -> None:

@@ -36,6 +36,7 @@ from metaphrase.postprocessing.debiasing import (
     parallel_texts,
 )
 from metaphrase.postprocessing.merging import write_curve
+from metaphrase.publishing.contents import CURVE
 from metaphrase.training.configuration import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -162,7 +163,7 @@ def finish(
         alpha: Any = config.merge
         if alpha == "auto":
             curve = _choose(start, vector, config, dev)
-            write_curve(curve, Path(str(config.output_dir)))
+            write_curve(curve, Path(str(config.output_dir)) / CURVE)
             alpha = curve.alpha
         merged = vector.apply(start, alpha)
         merged.model_card_data = copy.copy(model.model_card_data)
