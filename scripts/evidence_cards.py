@@ -13,6 +13,7 @@ from update_tables import CARDS
 
 from metaphrase.corpus.identification import language_name
 from metaphrase.encoders.starter import HUB_ID
+from metaphrase.io.counts import listed
 from metaphrase.io.files import as_json
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.publishing.card import fence, table
@@ -136,15 +137,6 @@ def card(stored: Stored, name: str, entry: Mapping[str, Any], recipes: Sequence[
         changes=CHANGED * (terms != as_json(recipe.to_dict()["terms"])),
         citation=fence("\n\n".join(citations), "bibtex"),
     )
-
-
-def listed(words: Sequence[str]) -> str:
-    """Words as a list in a sentence.
-
-    >>> listed(["a"]), listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _differences(stored: Stored, name: str, variant: str, recipes: Sequence[str]) -> dict[str, Difference]:

@@ -118,7 +118,7 @@ class Export:
 
     def publish(self, command: str) -> Path:
         """Move the reduced model to its destination, with a card."""
-        metadata, text = _own_card(self.model, self.options)
+        metadata, text = _original_card(self.model, self.options)
         results = result_rows(self.comparison, self.tests)
         head = _metadata(self, metadata, results, command)
         return self.draft.publish(f"---\n{head}---\n\n{_card_text(self, text, results)}")
@@ -282,7 +282,7 @@ def _source(name: str) -> Path | None:
     return None if folder is None or has_vector(folder) else folder
 
 
-def _own_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:
+def _original_card(model: SentenceTransformer, options: ExportOptions) -> tuple[dict[str, Any], str]:
     """Metadata and text of the original model's card.
 
     Of a model on the Hub and of a task vector, only the metadata that also apply to the export.
@@ -313,7 +313,7 @@ def result_rows(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list
     return [row for row in card.results if not (mixed and row["language"] == "all")]
 
 
-def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, Any]], command: str) -> str:
+def _metadata(export: Export, original: Mapping[str, Any], results: list[dict[str, Any]], command: str) -> str:
     """Metadata of the new card: the original card's that still apply, and the new results."""
     options = export.options
     card = AlignmentModelCardData(
@@ -322,9 +322,9 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         command=command,
         weights=weights_digests(export.draft.folder),
         tags=["sentence-transformers", "metaphrase"],
-        source=own.get("metaphrase"),
+        source=original.get("metaphrase"),
     )
-    kept = {key: value for key, value in own.items() if key not in _STALE}
+    kept = {key: value for key, value in original.items() if key not in _STALE}
     if is_starter(split_vectors(options.model)[0]):
         card.base_model = starter.HUB_ID
         kept |= {"license": "mit"} if is_starter(options.model) else {}
@@ -341,8 +341,7 @@ def _metadata(export: Export, own: Mapping[str, Any], results: list[dict[str, An
         kept["language"] = as_list(kept["language"])
     card.register_model(export.draft.model)
     new = yaml.safe_load(card.to_yaml())
-    tags = kept.get("tags") or []
-    tags = [tags] if isinstance(tags, str) else tags
+    tags = as_list(kept.get("tags"))
     head = new | kept | {"tags": [*tags, *(tag for tag in new["tags"] if tag not in tags)]}
     return yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
 

@@ -26,7 +26,7 @@ from metaphrase.encoders.names import PLUS, split_vectors
 from metaphrase.encoders.pooler import is_pooler_optional
 from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown
-from metaphrase.io.counts import counted
+from metaphrase.io.counts import counted, listed
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER, card_usage, card_usage_of_transformers
 from metaphrase.publishing.markdown import cell, code, dump_yaml, fence, hub_languages, table
@@ -256,7 +256,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
 
     @property
     def _languages(self) -> list[str]:
-        return [self.language] if isinstance(self.language, str) else self.language or []
+        return as_list(self.language)
 
     def _license_in_words(self) -> str:
         named = ", ".join(filter(None, (self.license_name, self.license_link)))
@@ -474,14 +474,9 @@ def change_in_words(alpha: float | Sequence[float], tuned: Sequence[str] = ()) -
     '0.2 times the weight changes of a and 0.8 times the weight changes of b'
     """
     if isinstance(alpha, int | float):
-        return f"{alpha:g} times the weight changes {f'of {_listed(tuned)}' if tuned else 'from training'}"
+        return f"{alpha:g} times the weight changes {f'of {listed(tuned)}' if tuned else 'from training'}"
     names = tuned or [f"encoder {number}" for number in range(1, len(alpha) + 1)]
-    return _listed([change_in_words(one, [name]) for one, name in zip(alpha, names, strict=True)])
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Words, separated by commas and a final "and"."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+    return listed([change_in_words(one, [name]) for one, name in zip(alpha, names, strict=True)])
 
 
 def _public_name(name: str) -> str:
