@@ -40,6 +40,7 @@ from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
 from stored_results import fill, markdown, refuse_less, reports_errors
 from transformers import HfArgumentParser
+from update_tables import hardware_words
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.hub import is_hub_name
@@ -48,8 +49,9 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.seeds import difference, interval
 from metaphrase.evaluation.suites.encoders import Sets
 from metaphrase.io.configuration import did_you_mean, option, read_yaml
+from metaphrase.io.counts import counted
 from metaphrase.io.digests import files_sha256, model_hash
-from metaphrase.io.environment import cores, prepare_process
+from metaphrase.io.environment import prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import read_json, write_json
 from metaphrase.modeling.languages import fold_languages
@@ -485,14 +487,11 @@ def shown(value: Mapping[str, Any], form: str = ".1f") -> str:
 def table(grid: Grid, result: Mapping[str, Any]) -> str:
     """Format the results as Markdown: cells, then gains per language, for every test set."""
     total = sum(result["pairs"].values())
-    seeds = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
-    hardware = result["hardware"]
-    threads = f"{hardware['threads']} thread{'s' if hardware['threads'] > 1 else ''}"
-    where = hardware.get("gpu") or f"{cores(hardware)}, {threads}"
+    where = result["hardware"].get("gpu") or hardware_words(result["hardware"])
     frozen = ", word embeddings frozen" if result["frozen_word_embeddings"] else ""
     lines = [
         f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} pairs, from {total:,} pairs in "
-        f"{len(result['pairs'])} language{'s' if len(result['pairs']) > 1 else ''}; {seeds}; {where}. "
+        f"{counted(len(result['pairs']), 'language')}; {counted(len(result['seeds']), 'seed')}; {where}. "
         "Means over the seeds ± 95 % interval (Student's t; for differences, over the test sentences too); a difference "
         "smaller than its interval is a tie.",
     ]

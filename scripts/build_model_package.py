@@ -191,8 +191,6 @@ RESULTS = """\
 
 """
 
-#: What quantisation costs: measured for the release of a run, or included in the results.
-
 LIMITS = (
     "The training text ({origin}) is mostly short strings. Results on other text are known only for the benchmarks "
     "above.",

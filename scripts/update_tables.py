@@ -27,8 +27,10 @@ from transformers import HfArgumentParser
 
 from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.distractors import KINDS
+from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.retrieval import TATOEBA_GROUPS
 from metaphrase.io.configuration import option
+from metaphrase.io.counts import counted
 from metaphrase.io.environment import cores
 from metaphrase.io.files import read_json
 
@@ -161,9 +163,6 @@ def adapted_words(runs: Sequence[dict[str, Any]]) -> str:
 
 #: The baseline and the release in stored results.
 SIDES = ("before", "after")
-
-#: The directions of retrieval in results.
-DIRECTIONS = ("source_to_target", "target_to_source")
 
 #: Groups of languages with a separate row if a test set contains them, and how the row names them.
 GROUPS = {group: f"the {group}" for group in ("36", "14", "8", "5", "4")} | {
@@ -321,10 +320,9 @@ def suites_table(content: dict[str, Any], *, described: bool = True) -> str:
     for name, one in scores.items():
         measure = measure_words(one)
         directed = DIRECTIONS[0] in one["after"]["average"] and not one["lower_is_better"]
-        counted = one["languages"] > 1
-        label = (
-            f"{name}, {'' if directed else 'mean of '}{one['languages']}{' languages' * directed}" if counted else name
-        )
+        label = name
+        if one["languages"] > 1:
+            label += f", {one['languages']} languages" if directed else f", mean of {one['languages']}"
         if not directed:
             rows.append([label, measure, *(score_cell(one, side) for side in SIDES), *test_cells(one)])
             continue
@@ -517,8 +515,7 @@ def footnotes(lines: Sequence[str]) -> list[str]:
 
 def hardware_words(hardware: dict[str, Any]) -> str:
     """Format a description of the hardware."""
-    threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
-    return f"{cores(hardware)}, {threads}"
+    return f"{cores(hardware)}, {counted(hardware['threads'], 'thread')}"
 
 
 def keep_exports(outputs: Sequence[Path], path: Path) -> None:

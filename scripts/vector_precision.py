@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from sentence_transformers import SentenceTransformer
-from stored_results import fill, refuse_less, reports_errors
+from stored_results import fill, markdown, refuse_less, reports_errors
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.answer_retrieval import AnswerSet
@@ -94,16 +94,15 @@ def table(content: Mapping[str, Any]) -> str:
     """Format the results as Markdown."""
     names = list(content["rows"][0]["scores"])
     headings = ["encoder", "size", *names, "smallest cosine", "largest difference"]
-    lines = [f"| {' | '.join(headings)} |", "| :-- |" + " --: |" * (len(headings) - 1)]
+    cells = []
     for row in content["rows"]:
         size = f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else ""
-        cells = [row["encoder"], size, *(f"{row['scores'][name]:.2f}" for name in names)]
-        cells += [f"{row['smallest_cosine']:.7f}", f"{row['largest_difference']:.1g}"] if "bytes" in row else ["", ""]
-        lines.append(f"| {' | '.join(cells)} |")
+        change = [f"{row['smallest_cosine']:.7f}", f"{row['largest_difference']:.1g}"] if "bytes" in row else ["", ""]
+        cells.append([row["encoder"], size, *(f"{row['scores'][name]:.2f}" for name in names), *change])
     removed = f", without {content['directions']} directions of language identity" * bool(content["directions"])
     return "\n".join(
         [
-            *lines,
+            *markdown(headings, "lr", cells),
             "",
             f"The base is the {content['base']}; the tuned encoder is the release after {content['steps']} steps with the "
             f"recipe {content['recipe']}, alpha {content['alpha']:g}{removed}. Scores are in percent or ×100, on up to "
