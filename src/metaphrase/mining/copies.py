@@ -15,7 +15,7 @@ from metaphrase.mining.search import Neighbours
 
 
 def without_copies(
-    found: Iterable[Neighbours], texts: Iterable[Sequence[str]], margin: Margin = "ratio"
+    neighbours: Iterable[Neighbours], texts: Iterable[Sequence[str]], margin: Margin = "ratio"
 ) -> tuple[tuple[Neighbours, Neighbours], int]:
     """Mark neighbours as missing so that no pair has two sentences that occur in both texts, or one of them on both sides.
 
@@ -23,25 +23,25 @@ def without_copies(
     larger, with a sentence that occurs in one text only: its translation.
 
     Args:
-        found: Neighbours of the sources among the targets, and of the targets among the sources.
+        neighbours: Neighbours of the sources among the targets, and of the targets among the sources.
         texts: The sources and the targets. Those that differ in case, spaces or Unicode form only are the same.
         margin: See :func:`metaphrase.mining.margins.margin_score`.
 
     Returns:
         The neighbours of both directions, and the number of different sentences that occur in both texts.
     """
-    ways = list(found)
+    directions = list(neighbours)
     keys = [_keys(side) for side in texts]
     shared_s = np.intersect1d(keys[0], keys[1])
     is_shared = [np.isin(key, shared_s) for key in keys]
-    ways = [
-        _masked(way, own_q[:, None] & other[way.row_qk])
-        for way, own_q, other in zip(ways, is_shared, is_shared[::-1], strict=True)
+    directions = [
+        _masked(side, own_q[:, None] & other[side.row_qk])
+        for side, own_q, other in zip(directions, is_shared, is_shared[::-1], strict=True)
     ]
     bests = []
-    for way, back, key, own_q in zip(ways, ways[::-1], keys, is_shared, strict=True):
+    for forward, backward, key, own_q in zip(directions, directions[::-1], keys, is_shared, strict=True):
         best_s = np.full(len(shared_s), -np.inf)
-        scores = neighbour_scores(way, back, margin).max(axis=1)
+        scores = neighbour_scores(forward, backward, margin).max(axis=1)
         np.maximum.at(best_s, np.searchsorted(shared_s, key[own_q]), scores[own_q])
         bests.append(best_s)
     is_source_s = bests[0] >= bests[1]
@@ -49,8 +49,8 @@ def without_copies(
         np.isin(key, shared_s[is_out_s]) for key, is_out_s in zip(keys, (~is_source_s, is_source_s), strict=True)
     ]
     forward, backward = (
-        _masked(way, own_q[:, None] | other[way.row_qk])
-        for way, own_q, other in zip(ways, unused, unused[::-1], strict=True)
+        _masked(side, own_q[:, None] | other[side.row_qk])
+        for side, own_q, other in zip(directions, unused, unused[::-1], strict=True)
     )
     return (forward, backward), len(shared_s)
 
@@ -61,6 +61,6 @@ def _keys(texts: Sequence[str]) -> NDArray[np.uint64]:
     return np.fromiter(digests, dtype=np.uint64, count=len(texts))
 
 
-def _masked(found: Neighbours, removed_qk: NDArray[np.bool_]) -> Neighbours:
+def _masked(neighbours: Neighbours, removed_qk: NDArray[np.bool_]) -> Neighbours:
     """Mark some neighbours as missing. They still count in the margins."""
-    return Neighbours(found.similarity_qk, np.where(removed_qk, np.int32(-1), found.row_qk))
+    return Neighbours(neighbours.similarity_qk, np.where(removed_qk, np.int32(-1), neighbours.row_qk))

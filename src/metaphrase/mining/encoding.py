@@ -72,7 +72,7 @@ def encode_file(
         open_work_folder(work, work_manifest(model, search, {"input": pin.sha256, "column": column}))
         with unchanged([pin]):
             sentences = Sentences.write(work / "text", read)
-        made = make_shards(
+        shards = make_shards(
             model,
             [("text", sentences)],
             {},
@@ -84,9 +84,9 @@ def encode_file(
             begin=begin,
             note=note,
         )
-        if made is None:
+        if shards is None:
             return None
-        with made as folder, replacing(written[0]) as partial_file, partial_file.open("wb") as file:
+        with shards as folder, replacing(written[0]) as partial_file, partial_file.open("wb") as file:
             blocks = load_rows(folder / "text" / "embeddings", len(sentences), search.shard_size).blocks
             shape, descr = (len(sentences), blocks[0].shape[1]), np.lib.format.dtype_to_descr(blocks[0].dtype)
             header = {"descr": descr, "fortran_order": False, "shape": shape}

@@ -99,7 +99,7 @@ class Step(PipelineStep):
         """The files of a side, computed by all tasks."""
 
     @abstractmethod
-    def needs(self, side: str) -> list[str]:
+    def inputs(self, side: str) -> list[str]:
         """Patterns of the files that the files of a side are computed from."""
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Step(PipelineStep):
                 parts[side] = slice(first, None, tasks)
         return parts
 
-    def made(self, rank: int, tasks: int) -> list[str]:
+    def outputs(self, rank: int, tasks: int) -> list[str]:
         """The paths that a task computes."""
         parts = self.parts(rank, tasks)
         return [f"{side}/{name}" for side, part in parts.items() for name in self.files(side)[part]]
@@ -132,9 +132,9 @@ class Step(PipelineStep):
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Run a task."""
         if parts := self.parts(rank, world_size):
-            storage, made = get_datafolder(self.work.storage), self.made(rank, world_size)
-            needs = [path for side in parts for path in self.needs(side)]
-            with self.track_time("task"), _threads(), staged(storage, needs, made) as folder:
+            storage, outputs = get_datafolder(self.work.storage), self.outputs(rank, world_size)
+            inputs = [path for side in parts for path in self.inputs(side)]
+            with self.track_time("task"), _threads(), staged(storage, inputs, outputs) as folder:
                 for side, part in parts.items():
                     self.make(folder, side, part)
 
@@ -148,7 +148,7 @@ class Embed(Step):
         """One shard of rows each."""
         return self.shards(side, "embeddings/{:06d}.npy")
 
-    def needs(self, side: str) -> list[str]:
+    def inputs(self, side: str) -> list[str]:
         """The texts."""
         return [f"{side}/{name}" for name in TEXTS]
 
@@ -168,7 +168,7 @@ class Index(Step):
         """The index that this side's sentences are searched in."""
         return [INDEX] if side in self.work.pools and not self.work.is_exact else []
 
-    def needs(self, side: str) -> list[str]:
+    def inputs(self, side: str) -> list[str]:
         """The embeddings of the other side."""
         return [f"{self.work.pools[side]}/{EMBEDDINGS}"]
 
@@ -186,16 +186,16 @@ class Search(Step):
         """The neighbours of one shard of queries each."""
         return self.shards(side, "neighbours/{:06d}.npz") if side in self.work.pools else []
 
-    def needs(self, side: str) -> list[str]:
+    def inputs(self, side: str) -> list[str]:
         """The embeddings of both sides, and the index."""
         embeddings = [f"{one}/{EMBEDDINGS}" for one in (side, self.work.pools[side])]
         return embeddings if self.work.is_exact else [*embeddings, f"{side}/{INDEX}"]
 
-    def made(self, rank: int, tasks: int) -> list[str]:
+    def outputs(self, rank: int, tasks: int) -> list[str]:
         """The paths that a task computes; the task of the first shard of a side also measures the recall of its index."""
         parts = self.parts(rank, tasks)
         measured = [f"{side}/{RECALL}" for side, part in parts.items() if not (part.start or self.work.is_exact)]
-        return super().made(rank, tasks) + measured
+        return super().outputs(rank, tasks) + measured
 
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Search the neighbours of some shards."""
@@ -283,7 +283,7 @@ def run_stages(
         # a mark of datatrove is the number of a task, which stands for other shards if there are more or fewer tasks
         logs = storage.resolve_paths(f"logs/{step.name}-{engine.tasks}")
         stage = _executor(engine, step, logs, engine.tasks, before)
-        _forget_lost(stage, step, storage)
+        _remove_stale_marks(stage, step, storage)
         if left := stage.get_incomplete_ranks():
             note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
         _run(stage)
@@ -386,28 +386,28 @@ def _prepare_worker(started: Any, devices: Sequence[str]) -> None:
 
 
 @contextmanager
-def staged(storage: DataFolder, patterns: Sequence[str], made: Sequence[str] = ()) -> Iterator[Path]:
+def staged(storage: DataFolder, inputs: Sequence[str], outputs: Sequence[str] = ()) -> Iterator[Path]:
     """Copy files of a storage to a temporary folder, and repeat its changes at the end. A local storage is used itself.
 
-    Files of the ``patterns`` must exist; files of ``made`` are copied if they exist.
+    ``inputs`` are patterns, whose files must exist; files of ``outputs`` are copied if they exist.
 
     Raises:
         DataError: There are no such files.
     """
-    given = set(filter(storage.isfile, made))
-    for pattern in patterns:  # not `glob`, to which the brackets of a folder's name are a pattern
+    copied = set(filter(storage.isfile, outputs))
+    for pattern in inputs:  # not `glob`, to which the brackets of a folder's name are a pattern
         paths = storage.find(str(Path(pattern).parent))
-        if not (found := [path for path in paths if fnmatchcase(path, pattern)]):
+        if not (matching := [path for path in paths if fnmatchcase(path, pattern)]):
             raise DataError(
                 f"{storage.resolve_paths(pattern)} does not exist. Every worker must be able to read and write the storage."
             )
-        given.update(found)
+        copied.update(matching)
     if storage.is_local():
         yield Path(storage.resolve_paths(""))
         return
     with TemporaryDirectory() as name:
         folder = Path(name)
-        for path in given:
+        for path in copied:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             storage.get_file(path, str(folder / path))
         before = _changes(folder)
@@ -444,12 +444,12 @@ def _copy_texts(texts: Path, storage: DataFolder, sides: Iterable[str]) -> None:
         storage.put_file(str(texts / path), path)
 
 
-def _forget_lost(stage: PipelineExecutor, step: Step, storage: DataFolder) -> None:
+def _remove_stale_marks(stage: PipelineExecutor, step: Step, storage: DataFolder) -> None:
     """Remove datatrove's marks of tasks whose files no longer exist."""
     storage.fs.invalidate_cache()
     kept = set(storage.list_files())
     for rank in range(stage.world_size):
-        if not kept.issuperset(step.made(rank, stage.world_size)) and stage.is_rank_completed(rank):
+        if not kept.issuperset(step.outputs(rank, stage.world_size)) and stage.is_rank_completed(rank):
             stage.logging_dir.rm_file(f"completions/{rank:05d}")
 
 

@@ -172,7 +172,7 @@ def _score_pairs(
     deep = replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
     if engine.storage is None:
         check_disk(_needs(parts.values(), model, deep), work, note)
-    made = make_shards(
+    shards = make_shards(
         model,
         ((f"{label}/{side}", distinct_texts([part[side]])[0]) for label, part in parts.items() for side in SIDES),
         {f"{label}/{side}": f"{label}/{other}" for label in parts for side, other in _searched(options).items()},
@@ -184,10 +184,10 @@ def _score_pairs(
         begin=begin,
         note=note,
     )
-    if made is None:
+    if shards is None:
         return None
     score_n, negatives = np.empty(len(dataset)), np.full(len(dataset), "", dtype=object)
-    with made as folder:
+    with shards as folder:
         for label, rows in rows_of.items():
             score_n[rows], negatives[rows] = _score_language(
                 parts[label], folder / label, options, deep, search.k, note
@@ -241,19 +241,19 @@ def _score_language(
     for first in range(0, len(cosine_n), search.shard_size):
         chunk = slice(first, first + search.shard_size)
         cosine_n[chunk] = np.einsum("nh,nh->n", rows[0].take(source_n[chunk]), rows[1].take(target_n[chunk]))
-    found = {side: load_neighbours(folder / side, counts[side], search, note)[0] for side in _searched(options)}
+    neighbours = {side: load_neighbours(folder / side, counts[side], search, note)[0] for side in _searched(options)}
     negatives = [""] * len(cosine_n)
     if options.negatives:
-        near = hard_negatives(found["source"], source_n, target_n, cosine_n, targets, options.negatives)
+        near = hard_negatives(neighbours["source"], source_n, target_n, cosine_n, targets, options.negatives)
         negatives = list(map(SEPARATOR.join, near))
     if options.score == "cosine":
         return cosine_n, negatives
-    means = [Neighbours(one.similarity_qk[:, :k], one.row_qk[:, :k]).mean_q for one in found.values()]
+    means = [Neighbours(near.similarity_qk[:, :k], near.row_qk[:, :k]).mean_q for near in neighbours.values()]
     return margin_score(cosine_n, means[0][source_n], means[1][target_n], options.margin), negatives
 
 
 def hard_negatives(
-    found: Neighbours,
+    neighbours: Neighbours,
     source_n: NDArray[np.integer],
     target_n: NDArray[np.integer],
     cosine_n: NDArray[np.floating],
@@ -265,7 +265,7 @@ def hard_negatives(
 
     Targets that contain the separator of a column of sentences are skipped.
 
-    ``found`` are the neighbours of the distinct sources among the distinct ``targets``; ``source_n`` and ``target_n`` are
+    ``neighbours`` are those of the distinct sources among the distinct ``targets``; ``source_n`` and ``target_n`` are
     their numbers in each pair. Returns up to ``count`` negatives of each pair, the most similar first.
     """
     translations: dict[int, set[int]] = {}
@@ -274,8 +274,8 @@ def hard_negatives(
     unusable = {row for row, text in enumerate(targets) if SEPARATOR in text}
     negatives = []
     for source, cosine in zip(source_n.tolist(), cosine_n.tolist(), strict=True):
-        near = zip(found.row_qk[source].tolist(), found.similarity_qk[source].tolist(), strict=True)
+        near = zip(neighbours.row_qk[source].tolist(), neighbours.similarity_qk[source].tolist(), strict=True)
         skipped = translations[source] | unusable
-        kept = [row for row, one in near if row >= 0 and row not in skipped and one <= MOST_SIMILAR * cosine]
+        kept = [row for row, other in near if row >= 0 and row not in skipped and other <= MOST_SIMILAR * cosine]
         negatives.append([targets[row] for row in kept[:count]])
     return negatives

@@ -17,7 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from metaphrase.io.arguments import Count, checked
 from metaphrase.mining.options import Index, Margin, Retrieval
-from metaphrase.mining.search import QUERIES, Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
+from metaphrase.mining.search import (
+    RECALL_QUERIES,
+    Approximate,
+    Neighbours,
+    Rows,
+    nearest_neighbours,
+    recall,
+    unit_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -107,13 +115,13 @@ def select_pairs(
 
     Reference: Artetxe and Schwenk 2019, section 3.2.
     """
-    ways = []
+    best = []
     for there, back in ((forward, backward), (backward, forward)):
         score_qk = neighbour_scores(there, back, margin)
         best_q = score_qk.argmax(axis=1)[:, None]
         row_q = np.take_along_axis(there.row_qk, best_q, axis=1)[:, 0]
-        ways.append((np.take_along_axis(score_qk, best_q, axis=1)[:, 0].astype(np.float64), row_q))
-    (forward_score_n, target_n), (backward_score_m, source_m) = ways
+        best.append((np.take_along_axis(score_qk, best_q, axis=1)[:, 0].astype(np.float64), row_q))
+    (forward_score_n, target_n), (backward_score_m, source_m) = best
     sources_n = np.arange(len(target_n), dtype=np.int32)
     targets_m = np.arange(len(source_m), dtype=np.int32)
     if retrieval == "forward":
@@ -280,20 +288,20 @@ def _wrong_scores(
     translations: Pairs, forward: Neighbours, backward: Neighbours, margin: Margin, retrieval: Retrieval
 ) -> NDArray[np.float64]:
     """Ascending scores of the pairs that sentences form if their translations are removed from their neighbours."""
-    ways, is_known = [], []
-    for found, own_c, other_c in (
+    remaining, is_known = [], []
+    for neighbours, query_c, translation_c in (
         (forward, translations.source_c, translations.target_c),
         (backward, translations.target_c, translations.source_c),
     ):
-        if found.row_qk.shape[1] < 2:
+        if neighbours.row_qk.shape[1] < 2:
             return np.empty(0)
-        translation_q = np.full(len(found.row_qk), -2, dtype=np.int32)
-        translation_q[own_c] = other_c
-        removed_qk = found.row_qk == translation_q[:, None]
-        similarity_qk = np.where(removed_qk, np.float32(-np.inf), found.similarity_qk)
-        ways.append(Neighbours(similarity_qk, np.where(removed_qk, np.int32(-1), found.row_qk)))
+        translation_q = np.full(len(neighbours.row_qk), -2, dtype=np.int32)
+        translation_q[query_c] = translation_c
+        removed_qk = neighbours.row_qk == translation_q[:, None]
+        similarity_qk = np.where(removed_qk, np.float32(-np.inf), neighbours.similarity_qk)
+        remaining.append(Neighbours(similarity_qk, np.where(removed_qk, np.int32(-1), neighbours.row_qk)))
         is_known.append(translation_q >= 0)
-    pairs = select_pairs(*ways, margin=margin, retrieval=retrieval)
+    pairs = select_pairs(*remaining, margin=margin, retrieval=retrieval)
     return np.sort(pairs.score_c[is_known[0][pairs.source_c] | is_known[1][pairs.target_c]])
 
 
@@ -331,14 +339,15 @@ def mine(
     array([1, 2, 0], dtype=int32)
     """
     sides = unit_rows(source_nh), unit_rows(target_mh)
-    ways = []
+    directions = []
     for query_qh, pool_ph in (sides, sides[::-1]):
-        exact = nearest_neighbours(query_qh if index == "exact" else query_qh[:QUERIES], pool_ph, k, device=device)
-        if index != "exact":
-            pool = Rows([pool_ph])
-            found = Approximate.build(pool, index, probes=probes).search(query_qh, pool, k)
-            share = recall(found.take(slice(QUERIES)), exact)
-            logger.info("The %s index finds %.1f %% of the exact %d neighbours.", index, 100 * share, k)
-            exact = found
-        ways.append(exact)
-    return select_pairs(*ways, margin=margin, retrieval=retrieval)
+        if index == "exact":
+            directions.append(nearest_neighbours(query_qh, pool_ph, k, device=device))
+            continue
+        pool = Rows([pool_ph])
+        approximate = Approximate.build(pool, index, probes=probes).search(query_qh, pool, k)
+        exact = nearest_neighbours(query_qh[:RECALL_QUERIES], pool_ph, k, device=device)
+        share = recall(approximate.take(slice(RECALL_QUERIES)), exact)
+        logger.info("The %s index finds %.1f %% of the exact %d neighbours.", index, 100 * share, k)
+        directions.append(approximate)
+    return select_pairs(*directions, margin=margin, retrieval=retrieval)

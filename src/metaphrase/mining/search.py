@@ -29,6 +29,8 @@ except ImportError:  # exact search falls back to torch
 
 #: Queries per search step, whose working memory is one tile of similarities (4 MB).
 QUERIES = 1024
+#: Queries whose exact neighbours measure the recall of an approximate search.
+RECALL_QUERIES = 1024
 #: Rows of a tile on an accelerator, and on a CPU.
 _TILE = 1 << 14
 _CPU_TILE = 1 << 10
@@ -201,15 +203,15 @@ class Approximate:
 
     def search(self, query_qh: NDArray[np.float32], pool: Rows, k: int) -> Neighbours:
         """Find the neighbours of some queries in the pool that the index was built from."""
-        found = _empty(len(query_qh), min(k, len(pool)))
+        neighbours = _empty(len(query_qh), min(k, len(pool)))
         for first in range(0, len(query_qh), QUERIES // 4):
             rows = slice(first, first + QUERIES // 4)
             row_qc = self.index.search(query_qh[rows], min(_RERANK * k, len(pool)))[1]
             candidate_qch = pool.take(row_qc.ravel()).reshape(*row_qc.shape, -1)
             similarity_qc = np.einsum("qh,qch->qc", query_qh[rows], candidate_qch)
             similarity_qc[row_qc < 0] = -np.inf
-            _keep_best(found, rows, similarity_qc, row_qc)
-        return found
+            _keep_best(neighbours, rows, similarity_qc, row_qc)
+        return neighbours
 
 
 @checked
@@ -238,7 +240,7 @@ def nearest_neighbours(
     if query_qh.shape[1] != pool.hidden:
         raise ValueError(f"The two sides are embedded in {query_qh.shape[1]} and {pool.hidden} dimensions.")
     k = min(k, len(pool))
-    found = _empty(len(query_qh), k)
+    neighbours = _empty(len(query_qh), k)
     for at in range(len(pool.blocks)):
         block_ph = pool.block(at)
         first_row = at * pool.size
@@ -246,10 +248,10 @@ def nearest_neighbours(
         for rows, similarity_qk, row_qk in searcher(query_qh, block_ph, min(k, len(block_ph)), device or "cpu"):
             row_qk = row_qk + first_row
             if at:
-                similarity_qk = np.concatenate([found.similarity_qk[rows], similarity_qk], axis=1)
-                row_qk = np.concatenate([found.row_qk[rows], row_qk], axis=1)
-            _keep_best(found, rows, similarity_qk, row_qk)
-    return found
+                similarity_qk = np.concatenate([neighbours.similarity_qk[rows], similarity_qk], axis=1)
+                row_qk = np.concatenate([neighbours.row_qk[rows], row_qk], axis=1)
+            _keep_best(neighbours, rows, similarity_qk, row_qk)
+    return neighbours
 
 
 def _empty(queries: int, k: int) -> Neighbours:
@@ -257,12 +259,12 @@ def _empty(queries: int, k: int) -> Neighbours:
 
 
 def _keep_best(
-    found: Neighbours, rows: slice, similarity_qc: NDArray[np.float32], row_qc: NDArray[np.integer]
+    neighbours: Neighbours, rows: slice, similarity_qc: NDArray[np.float32], row_qc: NDArray[np.integer]
 ) -> None:
     """Store the best of some candidates; the first of equal ones wins."""
-    order_qc = np.argsort(-similarity_qc, axis=1, kind="stable")[:, : found.row_qk.shape[1]]
-    found.similarity_qk[rows, : order_qc.shape[1]] = np.take_along_axis(similarity_qc, order_qc, axis=1)
-    found.row_qk[rows, : order_qc.shape[1]] = np.take_along_axis(row_qc, order_qc, axis=1)
+    order_qc = np.argsort(-similarity_qc, axis=1, kind="stable")[:, : neighbours.row_qk.shape[1]]
+    neighbours.similarity_qk[rows, : order_qc.shape[1]] = np.take_along_axis(similarity_qc, order_qc, axis=1)
+    neighbours.row_qk[rows, : order_qc.shape[1]] = np.take_along_axis(row_qc, order_qc, axis=1)
 
 
 def check_device(name: str | None, *, here: bool) -> None:
@@ -327,11 +329,11 @@ def _cells(rows: int) -> int:
     return max(1, min(int(4 * math.sqrt(rows)), rows // _TRAINING))
 
 
-def recall(found: Neighbours, exact: Neighbours) -> float:
+def recall(approximate: Neighbours, exact: Neighbours) -> float:
     """Compute the share of the exact neighbours that an approximate search found.
 
     >>> similarities = np.zeros((1, 2), np.float32)
     >>> recall(Neighbours(similarities, np.array([[3, 1]])), Neighbours(similarities, np.array([[1, 2]])))
     0.5
     """
-    return float((exact.row_qk[:, :, None] == found.row_qk[:, None, :]).any(axis=2).mean())
+    return float((exact.row_qk[:, :, None] == approximate.row_qk[:, None, :]).any(axis=2).mean())

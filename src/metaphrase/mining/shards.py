@@ -25,15 +25,21 @@ from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import Advance, Begin
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
 from metaphrase.mining.options import SHARD, EngineOptions, SearchOptions
-from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
+from metaphrase.mining.search import (
+    RECALL_QUERIES,
+    Approximate,
+    Neighbours,
+    Rows,
+    nearest_neighbours,
+    recall,
+    unit_rows,
+)
 from metaphrase.mining.sentences import Sentences
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.precision import bfloat16, usable_bfloat16
 
 SIDES = ("source", "target")
-#: Queries whose exact neighbours measure the recall of an approximate search.
-_TRIED = 1024
 #: The share of the shards that a call computes: all, or the share of one of several tasks, ``slice(task, None, tasks)``.
 ALL = slice(None)
 #: Files of an approximate search: its index, and its measured recall.
@@ -78,13 +84,13 @@ def load_neighbours(
 ) -> tuple[Neighbours, float | None]:
     """Read the neighbours of the ``count`` texts of a side, as `load_rows` does, and the recall of an approximate search."""
     shards = [shard for _, shard in _load(folder / "neighbours", ".npz", count, search.shard_size, _read_neighbours)]
-    found = Neighbours(*map(np.concatenate, zip(*shards, strict=True)))
+    neighbours = Neighbours(*map(np.concatenate, zip(*shards, strict=True)))
     measured = read_part(folder / RECALL)
     if measured is None:
         (folder / RECALL).unlink(missing_ok=True)  # if it is damaged; a task measures what is missing
-        return found, None
+        return neighbours, None
     note(f"The {search.index} index finds {measured['recall']:.1%} of the {folder.name}s' {search.k} neighbours.")
-    return found, measured["recall"]
+    return neighbours, measured["recall"]
 
 
 class _Mapped(Sequence[NDArray[Any]]):
@@ -122,17 +128,17 @@ def _read_rows(count: int, path: Path) -> NDArray[Any]:
 
 def _read_neighbours(count: int, path: Path) -> Neighbours:
     with path.open("rb") as file, np.load(file) as shard:
-        found = Neighbours(shard["similarity"], shard["row"])
-    if found.similarity_qk.shape != found.row_qk.shape or len(found.row_qk) != count:
-        raise DataError(f"its shapes are {found.similarity_qk.shape} and {found.row_qk.shape}")
-    return found
+        neighbours = Neighbours(shard["similarity"], shard["row"])
+    if neighbours.similarity_qk.shape != neighbours.row_qk.shape or len(neighbours.row_qk) != count:
+        raise DataError(f"its shapes are {neighbours.similarity_qk.shape} and {neighbours.row_qk.shape}")
+    return neighbours
 
 
 def _read_index(count: int, path: Path) -> Approximate:
-    found = Approximate.load(path)
-    if found.index.ntotal != count:
-        raise DataError(f"it has {found.index.ntotal} rows")
-    return found
+    approximate = Approximate.load(path)
+    if approximate.index.ntotal != count:
+        raise DataError(f"it has {approximate.index.ntotal} rows")
+    return approximate
 
 
 def work_manifest(model: SentenceTransformer, search: SearchOptions, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,9 +208,9 @@ def search_shards(
                 np.savez(file, similarity=shard.similarity_qk, row=shard.row_qk)
         advance(len(queries.blocks[at]))
     if search.index != "exact" and not part.start and read_part(folder / RECALL) is None:
-        tried_qh = queries.block(0)[:_TRIED]
-        found = _read_neighbours(len(queries.blocks[0]), first).take(slice(len(tried_qh)))
-        write_part(folder / RECALL, {"recall": recall(found, exactly(tried_qh))})
+        sample_qh = queries.block(0)[:RECALL_QUERIES]
+        approximate = _read_neighbours(len(queries.blocks[0]), first).take(slice(len(sample_qh)))
+        write_part(folder / RECALL, {"recall": recall(approximate, exactly(sample_qh))})
 
 
 def check_engine(engine: EngineOptions) -> None:
@@ -263,6 +269,6 @@ def make_shards(
 
     counts = {side: len(Sentences.write(work / side, partial(iter, of_side))) for side, of_side in texts}
     encoder = encoder_digest(model, resolve_prompt(model, search.prompt_name))
-    given = Work(engine.storage or str(work.resolve()), search, encoder, counts, pools)
+    shared = Work(engine.storage or str(work.resolve()), search, encoder, counts, pools)
     last = partial(finish, replace(engine, executor="local", executor_args=[], is_last=True))
-    return run_stages(engine, given, work, with_rows=with_rows, finish=last, note=note)
+    return run_stages(engine, shared, work, with_rows=with_rows, finish=last, note=note)

@@ -103,7 +103,7 @@ def mine_files(
         if engine.storage is None:
             size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
             check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
-        made = make_shards(
+        shards = make_shards(
             model,
             texts.items(),
             {"source": "target", "target": "source"},
@@ -115,11 +115,11 @@ def mine_files(
             begin=begin,
             note=note,
         )
-        if made is None:
+        if shards is None:
             return None
-        with made as folder:
-            found, recalls = _load_found(folder, texts, search, note)
-        scored = _score(found, texts, options)
+        with shards as folder:
+            neighbours, recalls = _load_neighbours(folder, texts, search, note)
+        scored = _score(neighbours, texts, options)
         score_c, threshold = scored.pairs.score_c, options.threshold
         if threshold == "auto":
             threshold = _suggested(scored)
@@ -179,16 +179,16 @@ def _prepare_texts(
     return model, texts, described | {"encoder": manifest["encoder"]}
 
 
-def _load_found(
+def _load_neighbours(
     folder: Path, texts: Mapping[str, Sentences], search: SearchOptions, note: Callable[[str], Any]
 ) -> tuple[dict[str, Neighbours], dict[str, float]]:
     """The neighbours of each side, and the recall of an approximate search."""
-    found, recalls = {}, dict[str, float]()
+    neighbours, recalls = {}, dict[str, float]()
     for side, text in texts.items():
-        found[side], recall = load_neighbours(folder / side, len(text), search, note)
+        neighbours[side], recall = load_neighbours(folder / side, len(text), search, note)
         if recall is not None:
             recalls[f"{side}_recall"] = round(recall, 4)
-    return found, recalls
+    return neighbours, recalls
 
 
 @dataclass(frozen=True)
@@ -206,13 +206,15 @@ class _Scored:
         return None if self.suggestion is None else self.suggestion.threshold
 
 
-def _score(found: Mapping[str, Neighbours], texts: Mapping[str, Sequence[str]], options: MiningOptions) -> _Scored:
-    how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
-    ways, copies = tuple(found.values()), 0
+def _score(
+    neighbours: Mapping[str, Neighbours], texts: Mapping[str, Sequence[str]], options: MiningOptions
+) -> _Scored:
+    selection: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
+    directions, copies = tuple(neighbours.values()), 0
     if not options.copies:
-        ways, copies = without_copies(ways, texts.values(), options.margin)
-    pairs = select_pairs(*ways, **how)
-    return _Scored(pairs, copies, *suggest_threshold(pairs, *ways, **how))
+        directions, copies = without_copies(directions, texts.values(), options.margin)
+    pairs = select_pairs(*directions, **selection)
+    return _Scored(pairs, copies, *suggest_threshold(pairs, *directions, **selection))
 
 
 def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> dict[str, Any]:
