@@ -241,9 +241,9 @@ def test_a_share_that_a_language_leaves_goes_to_the_others():
         assert [row["language"] for row in errors["wrong"]] == shares.split()
 
 
-def test_nearest_found():
+def test_nearest_targets():
     source, target = vectors()
-    one = analysis.nearest_found(source, target)
+    one = analysis.nearest_targets(source, target)
     unit = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in (source, target)]
     cosine = unit[0] @ unit[1].T
     assert (one["row"] != np.arange(12)).any()

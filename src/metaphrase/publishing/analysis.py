@@ -166,13 +166,13 @@ def choose_pairs(
         pairs.append((language, int(number)))
     if not chosen:
         pairs = [(language, at) for language, data in sets.items() if (at := _first_short_pair(data)) is not None]
-    found = []
+    drawn = []
     for language, at in pairs:
         sides = (sets[language].sources, language), (sets[language].targets, TARGET_LANGUAGE)
         source, target = (splitter(texts, of)(texts[at - 1]) for texts, of in sides)
         if source is not None and target is not None:
-            found.append((language, at, (source, target)))
-    return found
+            drawn.append((language, at, (source, target)))
+    return drawn
 
 
 def _first_short_pair(data: ParallelSet) -> int | None:
@@ -262,16 +262,16 @@ def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[
     return {"neighbours": MARGIN_NEIGHBOURS, "n": int(counted_n.sum()), **sides}
 
 
-def nearest_found(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> dict[str, NDArray]:
+def nearest_targets(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> dict[str, NDArray]:
     """The nearest target of each source by cosine, its cosine, and the translation's cosine, shape ``(n,)`` each."""
     source_nh, target_nh = unit_rows(source_nh), unit_rows(target_nh)
-    found = nearest_neighbours(source_nh, target_nh, 1)
+    neighbours = nearest_neighbours(source_nh, target_nh, 1)
     right_n = np.einsum("nh,nh->n", source_nh, target_nh)
-    return {"row": found.row_qk[:, 0], "cosine": found.similarity_qk[:, 0], "right": right_n}
+    return {"row": neighbours.row_qk[:, 0], "cosine": neighbours.similarity_qk[:, 0], "right": right_n}
 
 
 def nearest_errors(
-    sets: Mapping[str, ParallelSet], found: Mapping[str, Mapping[str, Mapping[str, NDArray]]], *, limit: int = 12
+    sets: Mapping[str, ParallelSet], nearest: Mapping[str, Mapping[str, Mapping[str, NDArray]]], *, limit: int = 12
 ) -> dict[str, Any]:
     """List retrieval errors: sentences whose nearest English sentence is not their translation.
 
@@ -281,7 +281,7 @@ def nearest_errors(
     """
     lists: dict[str, dict[str, list[dict[str, Any]]]] = {"wrong": {}, "fixed": {}, "broken": {}}
     for language, data in sets.items():
-        sides = found[language]
+        sides = nearest[language]
         wrong_n = {
             side: np.array([data.targets[row] != right for row, right in zip(one["row"], data.targets, strict=True)])
             for side, one in sides.items()
@@ -341,13 +341,13 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
     for side in next(iter(embedded.values())):
         pairs = {code: (unit_rows(sides[side][0]), unit_rows(sides[side][1])) for code, sides in embedded.items()}
         probe = language_identification(embeddings_by_language(pairs, TARGET_LANGUAGE))
-        found = [hubs_of(sets[code], both) for code, both in pairs.items()]
-        worst = max((one["hubs"][0] for one in found), key=lambda hub: hub["count"])
+        hubs = [hubs_of(sets[code], both) for code, both in pairs.items()]
+        worst = max((one["hubs"][0] for one in hubs), key=lambda hub: hub["count"])
         facts[side] = {
             "language": probe.get("accuracy"),
             "chance": probe.get("chance"),
             "isotropy": isotropy(np.concatenate([rows_nh for both in pairs.values() for rows_nh in both])),
-            "hubness": float(np.mean([one["hubness"] for one in found])),
+            "hubness": float(np.mean([one["hubness"] for one in hubs])),
             "hub": worst["text"],
             "hub_count": worst["count"],
         }
@@ -389,12 +389,12 @@ def read_answers(path: str | Path, after: Collection[str], before: Collection[st
             logger.warning("%s has another baseline, %s, whose answers are not shown.", path, baseline.get("model"))
             baseline = {}
         scores = {"before": baseline.get("scores", {}), "after": fitting[0]["scores"]}
-        found = {side: one[ANSWERS]["languages"] for side, one in scores.items() if ANSWERS in one}
-        if "after" not in found:
+        answers = {side: one[ANSWERS]["languages"] for side, one in scores.items() if ANSWERS in one}
+        if "after" not in answers:
             raise DataError(f"{path} has no answer retrieval. Evaluate with --suite answer-retrieval or --suite all.")
-        languages = list(found["after"])
+        languages = list(answers["after"])
         tables = {
             side: [[one[asked]["answers"][answer] for answer in languages] for asked in languages]
-            for side, one in found.items()
+            for side, one in answers.items()
         }
     return {"languages": languages, **tables}

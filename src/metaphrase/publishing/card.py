@@ -284,7 +284,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         spoken = [*(str(row.get("language")) for row in self.results), *self._languages]
         corpus = [row | {"file": _file_name(row)} for row in self.corpus if "file" in row]
         results, retention = self._retention()
-        metrics = [item for found in (self.eval_results_dict or {}).values() for item in found.items()]
+        metrics = [item for scores in (self.eval_results_dict or {}).values() for item in scores.items()]
         samples = [row for info in self.train_datasets for row in info.get("samples", [])]
         versions = {"metaphrase": __version__} | self.version
         bibtex = "\n\n".join(citation.strip() for citation in self.citations.values())

@@ -72,8 +72,8 @@ def release_files(folder: str | Path) -> list[str]:
 
     Checkpoints, heads, logs, pickles and other files of a run are not included.
     """
-    found = (path for pattern in ("*", "*/*") for path in Path(folder).glob(pattern) if path.is_file())
-    return sorted(filter(_is_listed, (path.relative_to(folder).as_posix() for path in found)))
+    paths = (path for pattern in ("*", "*/*") for path in Path(folder).glob(pattern) if path.is_file())
+    return sorted(filter(_is_listed, (path.relative_to(folder).as_posix() for path in paths)))
 
 
 def weights_digests(folder: Path) -> dict[str, str]:
@@ -128,14 +128,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if unknown := [name for name in files if not (_is_listed(name) or name in NOTICES)]:
         raise ModelFileError(f"{folder / MANIFEST} lists {unknown[0]!r}, which is not a file of a release. {_REMEDY}")
     if missing := missing or [name for name in {**files, CARD: None} if not (folder / name).exists()]:
-        found = f"is not a release folder: missing {' and '.join(missing)}" if folder.exists() else "does not exist"
+        problem = f"is not a release folder: missing {' and '.join(missing)}" if folder.exists() else "does not exist"
         vector = folder / VECTOR_FILE
         what = (
             vector
             if vector.is_file()
             else "the output folder of a training run, or one that `metaphrase.release` wrote"
         )
-        raise MissingFileError(f"{folder} {found}. Push {what}.")
+        raise MissingFileError(f"{folder} {problem}. Push {what}.")
     return files
 
 

@@ -143,8 +143,8 @@ def name_model(text: str, name: str | Path, known: Iterable[str | Path] = ()) ->
     quoted_name, *quoted_known = (
         json.dumps(str(one), ensure_ascii=False) for one in (name, MODEL_ID_PLACEHOLDER, *known)
     )
-    own = set(quoted_known) & set(loaded) or set(loaded[:1])
-    return _LOADS.sub(lambda match: f"{match[1]}{quoted_name}" if match[2] in own else match[0], text)
+    renamed = set(quoted_known) & set(loaded) or set(loaded[:1])
+    return _LOADS.sub(lambda match: f"{match[1]}{quoted_name}" if match[2] in renamed else match[0], text)
 
 
 def name_package(text: str, repo_id: str) -> str:

@@ -84,7 +84,7 @@ class Chart:
 def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
     """The charts of a report by name."""
     analysis, before = report["analysis"], report["before"] or {}
-    found = {
+    by_name = {
         f"accuracy-{name}": Chart(
             f"Accuracy {'before and after' if name in before else 'after'} training on {name}, per language; the table "
             "below has the numbers",
@@ -93,30 +93,30 @@ def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
         for name, after in report["after"].items()
     }
     for name, one in analysis.get("retention", {}).items():
-        found[f"retention-{name}"] = Chart(
+        by_name[f"retention-{name}"] = Chart(
             f"Difference in accuracy of {len(one['languages'])} languages without training data on {name}, sorted, with a "
             f"red line at {0 - one['limit']:g} points; mean {one['pooled']['difference']:+.2f}, {one['verdict']}",
             partial(draw_retention, retention=one),
         )
     if "alpha" in analysis:
-        found["alpha"] = alpha_chart(analysis["alpha"])
+        by_name["alpha"] = alpha_chart(analysis["alpha"])
     if curves := learning_curves(report["run"].get("log_history", ())):
-        found["curves"] = Chart(f"{', '.join(curves)} over training steps", partial(draw_curves, curves=curves))
+        by_name["curves"] = Chart(f"{', '.join(curves)} over training steps", partial(draw_curves, curves=curves))
     if tokens := analysis.get("tokens"):
-        found["tokens"] = Chart(
+        by_name["tokens"] = Chart(
             f"Maps of {len(tokens['words'])} words in {', '.join(tokens['languages'])}",
             partial(draw_tokens, tokens=tokens),
         )
     if margins := analysis.get("margins"):
-        found["margins"] = Chart(
+        by_name["margins"] = Chart(
             "Histograms of margins; the table below has the medians", partial(draw_margins, margins=margins)
         )
     if answers := analysis.get("answers"):
-        found["answers"] = Chart(
+        by_name["answers"] = Chart(
             f"mAP by the language of the question and of the candidates, {len(answers['languages'])} languages",
             partial(draw_answers, answers=answers),
         )
-    return found
+    return by_name
 
 
 def svg(name: str, chart: Chart) -> str:

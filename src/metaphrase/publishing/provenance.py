@@ -63,8 +63,8 @@ def provenance(
 def hub_licenses(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """Return the licences in the cards of data sets on the Hub, by id; each card is read once."""
     revisions = {name: file.get("revision") for file in files if (name := hub_data_set(file.get("file")))}
-    found = {name: stated(name, "license", repo_type="dataset", revision=at) for name, at in revisions.items()}
-    return {name: {"license": ", ".join(licenses)} for name, licenses in found.items() if licenses}
+    by_name = {name: stated(name, "license", repo_type="dataset", revision=at) for name, at in revisions.items()}
+    return {name: {"license": ", ".join(licenses)} for name, licenses in by_name.items() if licenses}
 
 
 def hub_data_set(name: Any) -> str | None:
@@ -94,17 +94,17 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     if is_starter(name):
         return ["mit"] if key == "license" else []
     metadata = card_metadata(name, repo_type=repo_type, revision=revision)
-    found = _languages(metadata) if key == "language" else metadata.get(key)
-    if found is None and repo_type == "model" and (file := _local_vector(name)) is not None:
+    values = _languages(metadata) if key == "language" else metadata.get(key)
+    if values is None and repo_type == "model" and (file := _local_vector(name)) is not None:
         vector = TaskVector.load(file)
         return (
             (vector.license or "").split(" AND ")
             if key == "license" and vector.license
             else stated_in(vector.card, key)
         )
-    if repo_type == "dataset" and found in ("other", ["other"]):
-        found = metadata.get("license_name") or found
-    return as_list(found)
+    if repo_type == "dataset" and values in ("other", ["other"]):
+        values = metadata.get("license_name") or values
+    return as_list(values)
 
 
 def _local_vector(name: str) -> Path | None:
@@ -125,12 +125,12 @@ def license_metadata(licenses: Iterable[str], names: Iterable[str], links: Itera
     >>> license_metadata(["mit", "other"], ["acme-1.0"], [])
     {'license': ['mit', 'other'], 'license_name': 'acme-1.0'}
     """
-    found = {key: [*dict.fromkeys(of)] for key, of in zip(LICENSE_KEYS, (licenses, names, links), strict=True)}
-    other = [*found["license_name"], *found["license_link"]]
-    if max(len(found["license_name"]), len(found["license_link"])) > 1:
+    metadata = {key: [*dict.fromkeys(of)] for key, of in zip(LICENSE_KEYS, (licenses, names, links), strict=True)}
+    other = [*metadata["license_name"], *metadata["license_link"]]
+    if max(len(metadata["license_name"]), len(metadata["license_link"])) > 1:
         logger.warning("The licences have different names or links: %s. Add them to the model card.", ", ".join(other))
-        found = {"license": found["license"]}
-    return {key: values if len(values) > 1 else values[0] for key, values in found.items() if values}
+        metadata = {"license": metadata["license"]}
+    return {key: values if len(values) > 1 else values[0] for key, values in metadata.items() if values}
 
 
 def card_metadata(name: str, *, repo_type: str = "model", revision: str | None = None) -> dict[str, Any]:
@@ -165,18 +165,18 @@ def _languages(metadata: Mapping[str, Any]) -> list[str] | None:
     if metadata.get("language") is None:
         return None
     tags = as_list(metadata.get("language_bcp47"))
-    found = ([tag for tag in tags if tag.split("-")[0] == code] or [code] for code in as_list(metadata["language"]))
-    return list(chain.from_iterable(found))
+    codes = ([tag for tag in tags if tag.split("-")[0] == code] or [code] for code in as_list(metadata["language"]))
+    return list(chain.from_iterable(codes))
 
 
 def stated_in(card: str | None, key: str) -> list[str]:
     """Return what `stated` returns, from the texts of cards."""
-    found = []
+    values = []
     for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
         with suppress(yaml.YAMLError, AttributeError):
             metadata = yaml.safe_load(block)
-            found += as_list(_languages(metadata) if key == "language" else metadata.get(key))
-    return list(dict.fromkeys(found))
+            values += as_list(_languages(metadata) if key == "language" else metadata.get(key))
+    return list(dict.fromkeys(values))
 
 
 def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
@@ -184,9 +184,9 @@ def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | N
     base = split_vectors(name)[0]
     if is_starter(base):
         return HUB_ID, None
-    found, folder = find_folder(base)
-    if has_vector(folder) and folder != Path(found) and installed_model(base) is None:
-        return found, folder.name
+    hub_id, folder = find_folder(base)
+    if has_vector(folder) and folder != Path(hub_id) and installed_model(base) is None:
+        return hub_id, folder.name
     return model.model_card_data.base_model or stated_base(name), model.model_card_data.base_model_revision
 
 

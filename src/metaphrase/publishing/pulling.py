@@ -64,8 +64,8 @@ def pull(options: PullOptions) -> Pull:
     with drafted(model, options.output_dir, source=source, tuned=added, card=card) as draft:
         text, weights = None, weights_digests(draft.folder)
         describes = not vectors and (not has_vector(source) or is_packaged(source))  # others have a card of the vector
-        if describes and (own := model_file(source, CARD)) is not None:
-            text = name_model(own.read_text(encoding="utf-8", errors="replace"), options.output_dir, [name])
+        if describes and (card_file := model_file(source, CARD)) is not None:
+            text = name_model(card_file.read_text(encoding="utf-8", errors="replace"), options.output_dir, [name])
             text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
             text = text.replace("\n- task-vector\n", "\n", 1)
             text = _with_weights(text, weights)  # the card has those of the release before it was stored in 4 bits
@@ -75,9 +75,9 @@ def pull(options: PullOptions) -> Pull:
 
 def _with_weights(card: str, weights: Mapping[str, str]) -> str:
     """A card that records the digests of its own weights; those of its runs and of its source stay as they are."""
-    own = "  weights:\n" + "".join(f"    {file}: {digest}\n" for file, digest in weights.items())
-    text, found = re.subn(r"^  weights:\n(?:    .*\n)+", own, card, count=1, flags=re.MULTILINE)
-    return text if found else re.sub(r"^metaphrase:\n", rf"\g<0>{own}", text, count=1, flags=re.MULTILINE)
+    record = "  weights:\n" + "".join(f"    {file}: {digest}\n" for file, digest in weights.items())
+    text, replaced = re.subn(r"^  weights:\n(?:    .*\n)+", record, card, count=1, flags=re.MULTILINE)
+    return text if replaced else re.sub(r"^metaphrase:\n", rf"\g<0>{record}", text, count=1, flags=re.MULTILINE)
 
 
 def describe(result: Pull) -> str:

@@ -182,9 +182,9 @@ def _draw(figure: Figure, *, rows: Sequence[Mapping[str, Any]]) -> None:
     tests = list(dict.fromkeys(row["test"] for row in rows))
     figure.set_size_inches(2 + 3.2 * len(tests), 1.4 + 0.3 * max(1, len(rows) // len(tests)))
     for panel, test in zip(np.atleast_1d(figure.subplots(1, len(tests), sharey=True)), tests, strict=True):
-        own = [{**row, "language": row["configuration"]} for row in rows if row["test"] == test]
-        draw_differences(panel, own)
+        changes = [{**row, "language": row["configuration"]} for row in rows if row["test"] == test]
+        draw_differences(panel, changes)
         panel.axvline(0, lw=0.8, zorder=0)
         panel.set(title=test, xlabel="difference in points")
-        panel.set_yticks(range(len(own)), [row["configuration"] for row in own])
+        panel.set_yticks(range(len(changes)), [row["configuration"] for row in changes])
         panel.invert_yaxis()

@@ -235,11 +235,11 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
     """The release of a run: one model under the key ``""``, or a model per language of a language embedding."""
     if (folder / "modules.json").is_file():
         return {"": load_encoder(folder)}
-    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/modules.json"))}
-    found = {name: path for name, path in found.items() if not name.startswith(("checkpoint-", "_"))}
-    if not found:
+    folders = (path.parent for path in sorted(folder.glob("*/modules.json")))
+    releases = {path.name: path for path in folders if not path.name.startswith(("checkpoint-", "_"))}
+    if not releases:
         raise MissingFileError(f"{folder} has no release. Wait for the end of the run, or resume it.")
-    return {language: load_encoder(path) for language, path in found.items()}
+    return {language: load_encoder(path) for language, path in releases.items()}
 
 
 def default_folders(earlier: Mapping[str, Any], run: Path) -> list[str]:
@@ -413,8 +413,8 @@ def _analyse(
         }
         for language, data in shown.items()
     }
-    found = {
-        language: {side: analysis.nearest_found(*both) for side, both in sides.items()}
+    nearest = {
+        language: {side: analysis.nearest_targets(*both) for side, both in sides.items()}
         for language, sides in embedded.items()
     }
     gains = comparisons[focus]["languages"] if focus in comparisons else {}
@@ -424,7 +424,7 @@ def _analyse(
     content: dict[str, Any] = {
         "alignments": _alignments(subjects, sets[focus] if options.pairs else mapped_sets, options.pairs),
         "geometry": geometry_of(embedded, shown) | {"data": focus},
-        "errors": analysis.nearest_errors(shown, found, limit=options.errors) | {"data": focus},
+        "errors": analysis.nearest_errors(shown, nearest, limit=options.errors) | {"data": focus},
     }
     if tokens := token_maps(subjects, mapped_sets):
         content["tokens"] = tokens | {"data": focus}
@@ -454,13 +454,13 @@ def _margins(
     embedded: analysis.Embedded, sets: Mapping[str, ParallelSet]
 ) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
     """Margins of translation pairs and of wrong pairs over all languages, of each model."""
-    found: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+    margins: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
     for language, data in sets.items():
         for side, both in embedded[language].items():
-            found.setdefault(side, []).append(analysis.margins(*both, data))
+            margins.setdefault(side, []).append(analysis.margins(*both, data))
     return {
         side: (np.concatenate([pair for pair, _ in parts]), np.concatenate([wrong for _, wrong in parts]))
-        for side, parts in found.items()
+        for side, parts in margins.items()
     }
 
 
