@@ -117,11 +117,11 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
         raise MissingFileError(f"{folder} has no questions in {', '.join(missing)}. It has: {', '.join(files)}.")
     sets = {language: _read(files[language], language) for language in dict.fromkeys(languages or files)}
     first = next(iter(sets.values()))
-    for language, one in sets.items():
-        if one.ids != first.ids:
+    for language, answer_set in sets.items():
+        if answer_set.ids != first.ids:
             raise DataMismatchError(
                 f"The files of {folder} must have the same questions in the same order, but the questions of {language} and "
-                f"{first.language} differ ({len(one.ids)} and {len(first.ids)} questions)."
+                f"{first.language} differ ({len(answer_set.ids)} and {len(first.ids)} questions)."
             )
     return sets
 
@@ -174,8 +174,8 @@ def _read(path: Path, language: str, *, split: bool = False) -> AnswerSet:
     paragraphs: list[str] = []
     try:
         with open_text(path) as file:
-            content = json.load(file)
-        for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):
+            articles = json.load(file)["data"]
+        for paragraph in chain.from_iterable(article["paragraphs"] for article in articles):
             context = str(paragraph["context"])
             if split and "sentences" not in paragraph:
                 ends = list(sentence_spans(context))
@@ -243,10 +243,10 @@ def rank_answers(
             f"The answers must have the shape {(len(question_nh), len(candidates))}, but have the shape {answer_nl.shape}."
         )
     query_nh = unit_rows(np.asarray(question_nh))
-    pool_mh = unit_rows(np.concatenate([np.asarray(one) for one in candidates]))
+    pool_mh = unit_rows(np.concatenate([np.asarray(candidate_mh) for candidate_mh in candidates]))
     # Equal rows are compared once, because a matrix product may round equal columns differently.
     first_d, distinct_m = distinct_rows(pool_mh)
-    starts_l = np.cumsum([0, *(len(one) for one in candidates[:-1])])
+    starts_l = np.cumsum([0, *map(len, candidates[:-1])])
     size = max(1, _CHUNK // len(pool_mh))
     parts = []
     for at in range(0, len(query_nh), size):
@@ -295,9 +295,9 @@ def find_answers(
     **encoding: Unpack[EncodingOptions],
 ) -> dict[str, AnswerRanks]:
     """`rank_answers` for the questions of every language; see `evaluate_answer_retrieval` for the arguments."""
-    texts = ([one.questions for one in sets.values()], [one.candidates(answer_text) for one in sets.values()])
+    texts = [data.questions for data in sets.values()], [data.candidates(answer_text) for data in sets.values()]
     questions, candidates = _embed(model, *texts, **encoding)
-    answer_nl = np.array([one.answers for one in sets.values()]).T
+    answer_nl = np.array([data.answers for data in sets.values()]).T
     return {
         language: rank_answers(question_nh, candidates, answer_nl, own)
         for own, (language, question_nh) in enumerate(zip(sets, questions, strict=True))
@@ -374,16 +374,18 @@ def evaluate_answer_retrieval(
         **_prompt_settings(model, **encoding),
         answer_text=answer_text,
         pool=list(sets),
-        candidates=sum(len(one.sentences) for one in sets.values()),
+        candidates=sum(len(data.sentences) for data in sets.values()),
     )
     results = {}
     for measure, (lower_is_better, items_of) in _MEASURES.items():
         languages = {}
-        for own, (language, one) in enumerate(ranks.items()):
+        for own, (language, answer_ranks) in enumerate(ranks.items()):
             details = {}
             if measure == "mAP in one language":
-                details["answers"] = dict(zip(sets, (100 * one.reciprocal_nl.mean(axis=0)).tolist(), strict=True))
-            languages[language] = Measurement.of_items(items_of(one, own).round(6), digest, **details)
+                details["answers"] = dict(
+                    zip(sets, (100 * answer_ranks.reciprocal_nl.mean(axis=0)).tolist(), strict=True)
+                )
+            languages[language] = Measurement.of_items(items_of(answer_ranks, own).round(6), digest, **details)
         fields = with_intervals("shared_items", languages, resamples=resamples, seed=seed)
         results[measure] = Result(
             suite="answer-retrieval",
@@ -416,14 +418,14 @@ def evaluate_monolingual_answers(
     ranks.
     """
     start = time.perf_counter()
-    texts = ([one.questions for one in sets.values()], [one.sentences for one in sets.values()])
+    texts = [data.questions for data in sets.values()], [data.sentences for data in sets.values()]
     questions, candidates = _embed(model, *texts, **encoding)
     languages = {}
-    for (language, one), question_nh, candidate_mh in zip(sets.items(), questions, candidates, strict=True):
-        ranks = rank_answers(question_nh, [candidate_mh], np.array(one.answers)[:, None], 0)
+    for (language, answer_set), question_nh, candidate_mh in zip(sets.items(), questions, candidates, strict=True):
+        ranks = rank_answers(question_nh, [candidate_mh], np.array(answer_set.answers)[:, None], 0)
         item_n = ranks.reciprocal_nl[:, 0].round(6)
-        ids = [zlib.crc32(question.encode()) for question in one.ids]
-        languages[language] = Measurement.of_items(item_n, _sha256({language: one}, "sentence"), item_ids=ids)
+        ids = [zlib.crc32(question.encode()) for question in answer_set.ids]
+        languages[language] = Measurement.of_items(item_n, _sha256({language: answer_set}, "sentence"), item_ids=ids)
     return Result(
         suite="monolingual answers",
         model=type(model).__name__,
@@ -437,8 +439,8 @@ def evaluate_monolingual_answers(
 def _sha256(sets: Mapping[str, AnswerSet], answer_text: AnswerText) -> str:
     """Digest of the questions, the pool and the answers."""
     content = [
-        [language, one.ids, one.questions, one.answers, one.candidates(answer_text)]
-        for language, one in sorted(sets.items())
+        [language, data.ids, data.questions, data.answers, data.candidates(answer_text)]
+        for language, data in sorted(sets.items())
     ]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
@@ -466,10 +468,10 @@ class AnswerRetrievalEvaluator(EmbeddingEvaluator):
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
         ranks = find_answers(model, self.sets, answer_text=self.answer_text, **self.encoding)
-        precisions = {language: float(one.precision_n.mean()) for language, one in ranks.items()}
+        precisions = {language: float(answer_ranks.precision_n.mean()) for language, answer_ranks in ranks.items()}
         return {
             "mean_average_precision": float(np.mean(list(precisions.values()))),
-            "own_language_first": float(np.mean([one.own_first_n.mean() for one in ranks.values()])),
+            "own_language_first": float(np.mean([answer_ranks.own_first_n.mean() for answer_ranks in ranks.values()])),
             **{f"{language}_average_precision": precision for language, precision in precisions.items()},
         }
 

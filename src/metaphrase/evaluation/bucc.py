@@ -121,9 +121,9 @@ class MiningSet:
 
         def sample(side: int, ids: Sequence[str], texts: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
             paired = {pair[side] for pair in self.gold}
-            others = [one for one in ids if one not in paired]
+            others = [identifier for identifier in ids if identifier not in paired]
             kept = {pair[side] for pair in gold}.union(others[: round(len(others) * number / len(self.gold))])
-            rows = [row for row, one in enumerate(ids) if one in kept]
+            rows = [row for row, identifier in enumerate(ids) if identifier in kept]
             return tuple(ids[row] for row in rows), tuple(texts[row] for row in rows)
 
         sides = sample(0, self.source_ids, self.sources), sample(1, self.target_ids, self.targets)
@@ -157,8 +157,8 @@ def load_bucc_folder(
     needed = bucc_protocol(protocol).splits
     folder = Path(path)
     files = bucc_files(folder)
-    there = sorted(f"{language} {split}" for language, splits in files.items() for split in splits)
-    available = f"Available: {', '.join(there) or 'no BUCC files'}."
+    present = sorted(f"{language} {split}" for language, splits in files.items() for split in splits)
+    available = f"Available: {', '.join(present) or 'no BUCC files'}."
     sets: dict[str, dict[str, MiningSet]] = {}
     for language in languages or (language for language, splits in files.items() if splits.keys() >= set(needed)):
         sets[language] = {}
@@ -422,7 +422,7 @@ class MiningEvaluator(RecordedEvaluator):
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
         result = evaluate_mining(model, self.data, protocol=self.protocol, **{"resamples": 1, **self.options})
-        scores = {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
+        scores = {f"{language}_f1": measured.score / 100 for language, measured in result.languages.items()}
         return {"mean_f1": result.average.score / 100, **scores}
 
     def get_config_dict(self) -> dict[str, Any]:

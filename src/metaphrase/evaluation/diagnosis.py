@@ -281,10 +281,10 @@ def hubs_of(pairs: ParallelSet, sides: Embeddings) -> dict[str, Any]:
     """``hubness`` of the targets for the sources, and the worst ``hubs``; copies of a target are one hub."""
     source_nh, target_nh = sides
     first_m = distinct_texts(pairs.targets)
-    found = hubs(source_nh, target_nh[first_m])
-    worst = np.argsort(-found.count_m, kind="stable")[:HUBS_SHOWN]
-    rows = [{"text": pairs.targets[first_m[row]], "count": int(found.count_m[row])} for row in worst]
-    return {"hubness": found.skewness, "hubs": rows}
+    skewness, count_m = hubs(source_nh, target_nh[first_m])
+    worst = np.argsort(-count_m, kind="stable")[:HUBS_SHOWN]
+    rows = [{"text": pairs.targets[first_m[row]], "count": int(count_m[row])} for row in worst]
+    return {"hubness": skewness, "hubs": rows}
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -294,26 +294,26 @@ def measure(sides: Embeddings, seed: int = 0) -> dict[str, Any]:
     """Retrieval accuracy, and cosines of pairs and of random pairs; see `Diagnosis.languages`."""
     source_nh, target_nh = sides
     hits_n = np.mean(retrieval_hits(source_nh, target_nh), axis=0)
-    own_n = np.einsum("nh,nh->n", source_nh, target_nh)
-    half = max(1, len(own_n) // 2)
-    control_n = np.einsum("nh,nh->n", source_nh, np.roll(target_nh, half, axis=0))
+    pair_n = np.einsum("nh,nh->n", source_nh, target_nh)
+    half = max(1, len(pair_n) // 2)
+    random_n = np.einsum("nh,nh->n", source_nh, np.roll(target_nh, half, axis=0))
     return {
-        "pairs": len(own_n),
+        "pairs": len(pair_n),
         "accuracy": 100 * float(hits_n.mean()),
         "interval": list(bootstrap_interval(hits_n, seed=seed)),
-        "pairs_cosine": float(own_n.mean()),
-        "random_cosine": float(control_n.mean()),
-        "closer": closer(own_n, control_n),
+        "pairs_cosine": float(pair_n.mean()),
+        "random_cosine": float(random_n.mean()),
+        "closer": closer(pair_n, random_n),
     }
 
 
-def closer(own_n: NDArray[Any], control_n: NDArray[Any]) -> float:
-    """Probability that a similarity of the first kind exceeds one of the second; ties count half.
+def closer(pair_n: NDArray[Any], random_n: NDArray[Any]) -> float:
+    """Probability that the similarity of a pair exceeds that of a random pair; ties count half.
 
     >>> closer(np.array([0.9, 0.5]), np.array([0.1, 0.5]))
     0.875
     """
-    return float(mannwhitneyu(own_n, control_n, method="asymptotic").statistic) / (len(own_n) * len(control_n))
+    return float(mannwhitneyu(pair_n, random_n, method="asymptotic").statistic) / (len(pair_n) * len(random_n))
 
 
 def _paired(

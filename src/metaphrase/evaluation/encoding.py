@@ -218,10 +218,10 @@ class StoredEncoder(CachedEncoder):
     ) -> None:
         super().__init__(model, bf16=bf16)
         self.folder = Path(folder)
-        self.own = self.folder / digest[:12]
+        self.encoder_folder = self.folder / digest[:12]
         self.limit = limit
         self.stored: dict[bytes, tuple[Path, int]] = {}  # a mapped file stays open, and there may be thousands
-        for path in sorted(self.own.glob("*.npy")):
+        for path in sorted(self.encoder_folder.glob("*.npy")):
             with suppress(FileNotFoundError):  # deleted by another process
                 if (table := read_kept(path, _verified)) is not None:
                     os.utime(path)
@@ -255,7 +255,10 @@ class StoredEncoder(CachedEncoder):
         table = np.empty(len(keys), dtype=[("text", np.uint8, 16), ("row", *row)])
         table["text"] = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, 16)
         table["row"] = embeddings_nh
-        with replacing(self.own / f"{_digest(table)}.npy", unique=True) as partial, partial.open("wb") as file:
+        with (
+            replacing(self.encoder_folder / f"{_digest(table)}.npy", unique=True) as partial,
+            partial.open("wb") as file,
+        ):
             np.save(file, table)
         shrink(self.folder, self.limit)
 
@@ -267,12 +270,12 @@ def shrink(folder: Path, limit: int) -> None:
         with suppress(FileNotFoundError):
             if path.is_file():
                 files.append((path.stat().st_mtime_ns, path.stat().st_size, path))
-    size = sum(one for _, one, _ in files)
-    for _, one, path in sorted(files):
-        if size <= limit:
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= limit:
             return
         path.unlink(missing_ok=True)
-        size -= one
+        total -= size
 
 
 def _key(prompt: str | None, text: str) -> bytes:

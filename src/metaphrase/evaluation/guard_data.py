@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -84,11 +85,10 @@ def load_guard_data(
         DataError: A file is malformed, or has too few items, or one score for all STS pairs.
     """
     folder = Path(folder)
-    kind, parts = next(
-        ((kind, found) for kind in _KINDS if folder.is_dir() and (found := kind.parts(folder))), (_KINDS[0], {})
-    )
+    candidates = ((kind, kind.parts(folder)) for kind in _KINDS if folder.is_dir())
+    kind, parts = next(filter(itemgetter(1), candidates), (_KINDS[0], {}))
     halved = halved and not ("dev" in parts and "test" in parts)
-    read = next((one for one in (("dev", "test", "") if halved else (part, "")) if one in parts), None)
+    read = next((name for name in (("dev", "test", "") if halved else (part, "")) if name in parts), None)
     if read is None:
         raise MissingFileError(
             f"{folder} has no {'' if halved else 'development '}data. Name a folder of one of these: {GUARD_FOLDERS}."
@@ -96,18 +96,16 @@ def load_guard_data(
     if skipped := set(chain.from_iterable(parts.values())).difference(parts[read]):
         _log_skipped(folder, _PART_NAMES[read], ", ".join(sorted(skipped)))
     sets = kind.load(folder, read)
-    kept = spread([language for language in sets if language != ENGLISH], MAX_LANGUAGES)
-    sets = {
-        language: kind.pick(one, spread(_half(kind.size(one), part) if halved else range(kind.size(one)), max_items))
-        for language, one in sets.items()
-        if language in kept or language == ENGLISH
-    }
-    if empty := [language for language, one in sets.items() if not kind.size(one)]:
+    kept = [ENGLISH, *spread([language for language in sets if language != ENGLISH], MAX_LANGUAGES)]
+    sizes = {language: kind.size(data) for language, data in sets.items() if language in kept}
+    rows = {language: _half(size, part) if halved else range(size) for language, size in sizes.items()}
+    sets = {language: kind.pick(sets[language], spread(items, max_items)) for language, items in rows.items()}
+    if empty := [language for language, data in sets.items() if not kind.size(data)]:
         raise DataError(
             f"{folder} has a single item for {', '.join(empty)}, but settings are chosen on one half of the items and "
             "measured on the other. Add items, or remove these files."
         )
-    if flat := [name for name, one in sets.items() if isinstance(one, STSSet) and len(set(one.scores)) < 2]:
+    if flat := [name for name, data in sets.items() if isinstance(data, STSSet) and len(set(data.scores)) < 2]:
         raise DataError(
             f"The measured pairs of {folder} have the same score in {', '.join(flat)}, so no correlation can be computed. "
             "Add pairs with other scores, or remove these files."
@@ -155,11 +153,11 @@ def _matching(pattern: re.Pattern[str], *parts: str) -> Callable[[Path], dict[st
     """A function that finds the languages of each part in the names of files; ``""`` is the part without a split."""
 
     def find(folder: Path) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
+        languages: dict[str, set[str]] = {}
         for path in folder.iterdir():
             if (match := pattern.fullmatch(path.name)) and (part := match["split"] or "") in parts:
-                found.setdefault(part, set()).add(match["language"])
-        return found
+                languages.setdefault(part, set()).add(match["language"])
+        return languages
 
     return find
 
@@ -174,14 +172,14 @@ def _load_topics(folder: Path, part: str) -> dict[str, TopicSet]:
     """Topics whose measured split is the part."""
     sets = load_topic_folder(folder)
     rows = [at for at, split in enumerate(sets[ENGLISH].split) if split in ("train", part)]
-    return {language: one.rows(rows) for language, one in sets.items()}
+    return {language: topics.rows(rows) for language, topics in sets.items()}
 
 
-def _topics_at(one: TopicSet, items: Sequence[int]) -> TopicSet:
+def _topics_at(topics: TopicSet, items: Sequence[int]) -> TopicSet:
     """Some of the measured sentences, and all others."""
-    measured = [at for at, split in enumerate(one.split) if split != "train"]
+    measured = [at for at, split in enumerate(topics.split) if split != "train"]
     kept = {measured[item] for item in items}
-    return one.rows(at for at, split in enumerate(one.split) if split == "train" or at in kept)
+    return topics.rows(at for at, split in enumerate(topics.split) if split == "train" or at in kept)
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
@@ -196,32 +194,32 @@ _KINDS = (
         _matching(STS_FILE, "dev", "test"),
         lambda folder, part: load_sts_folder(folder, split=part),
         evaluate_sts,
-        lambda one: len(one.scores),
+        lambda sts: len(sts.scores),
         STSSet.rows,
-        lambda one: (*one.first, *one.second),
+        lambda sts: (*sts.first, *sts.second),
     ),
     _Kind(
         _matching(PARALLEL_FILE, "dev", "test", ""),
         lambda folder, part: load_parallel_folder(folder, split=part or None),
         evaluate_retrieval,
-        lambda one: len(one.sources),
+        lambda pairs: len(pairs.sources),
         ParallelSet.rows,
-        lambda one: (*one.sources, *one.targets),
+        lambda pairs: (*pairs.sources, *pairs.targets),
     ),
     _Kind(
         _topic_parts,
         _load_topics,
         evaluate_topics,
-        lambda one: len(one.split) - one.split.count("train"),
+        lambda topics: len(topics.split) - topics.split.count("train"),
         _topics_at,
-        lambda one: one.texts,
+        lambda topics: topics.texts,
     ),
     _Kind(
         question_files,
         lambda folder, part: load_questions(question_files(folder)[part]),
         evaluate_monolingual_answers,
-        lambda one: len(one.ids),
+        lambda answers: len(answers.ids),
         AnswerSet.chosen,
-        lambda one: (*one.questions, *one.sentences),
+        lambda answers: (*answers.questions, *answers.sentences),
     ),
 )

@@ -91,12 +91,12 @@ def retrieval_hits(
     hits = []
     for query, pool in ((0, 1), (1, 0)):
         nearest = _nearest if margin_k is None else partial(largest_margin, k=margin_k)
-        found_n = nearest(sides[query], sides[pool])
-        gold_n = np.arange(len(found_n))
+        nearest_n = nearest(sides[query], sides[pool])
+        gold_n = np.arange(len(nearest_n))
         if match_text is not None:
             gold_n = np.unique(np.asarray(match_text[pool], dtype=object), return_inverse=True)[1]
-            found_n = gold_n[found_n]
-        hits.append(found_n == gold_n)
+            nearest_n = gold_n[nearest_n]
+        hits.append(nearest_n == gold_n)
     return hits[0], hits[1]
 
 
@@ -125,8 +125,8 @@ def _nearest(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32]) -> NDA
     first_m, _ = distinct_rows(pool_nh)
     pool_hm = pool_nh[first_m].T
     size = max(1, _CHUNK // len(first_m))
-    found = [(query_nh[i : i + size] @ pool_hm).argmax(axis=1) for i in range(0, len(query_nh), size)]
-    return first_m[np.concatenate(found)]
+    nearest = [(query_nh[i : i + size] @ pool_hm).argmax(axis=1) for i in range(0, len(query_nh), size)]
+    return first_m[np.concatenate(nearest)]
 
 
 def largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], k: int) -> NDArray[np.intp]:

@@ -36,9 +36,9 @@ def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0
     >>> difference([70.0, 71.0, 72.0], [71.0, 72.1, 73.1], sampling=0.4)["half"]  # the root of 0.143² + 0.4²
     0.425
     """
-    found = interval([b - a for a, b in zip(old, new, strict=True)])
-    if found["half"] is None:
-        return found | {"verdict": "one seed"}
-    found["half"] = round(math.hypot(found["half"], sampling), 3)
-    tie = abs(found["mean"]) <= found["half"]
-    return found | {"verdict": "tie" if tie else "better" if found["mean"] > 0 else "worse"}
+    change = interval([b - a for a, b in zip(old, new, strict=True)])
+    if change["half"] is None:
+        return change | {"verdict": "one seed"}
+    change["half"] = round(math.hypot(change["half"], sampling), 3)
+    tie = abs(change["mean"]) <= change["half"]
+    return change | {"verdict": "tie" if tie else "better" if change["mean"] > 0 else "worse"}

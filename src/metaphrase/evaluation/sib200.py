@@ -88,12 +88,12 @@ class TopicSet:
         """The first sentences of each split; None for all."""
         splits = dict.fromkeys(self.split)
         return self.rows(
-            sorted(row for split in splits for row in [at for at, one in enumerate(self.split) if one == split][:n])
+            sorted(row for split in splits for row in [at for at, name in enumerate(self.split) if name == split][:n])
         )
 
     def split_only(self, split: str) -> TopicSet:
         """The sentences of a split."""
-        return self.rows(at for at, one in enumerate(self.split) if one == split)
+        return self.rows(at for at, name in enumerate(self.split) if name == split)
 
     def rows(self, chosen: Iterable[int]) -> TopicSet:
         """Some of the sentences, by number."""
@@ -179,12 +179,12 @@ def load_topics(files: Mapping[str, Mapping[str, Path]], *, by_id: bool = True) 
     """Read the files of English and of other languages by split; see `load_topic_folder`."""
     sets = {language: _read(language, splits, by_id=by_id) for language, splits in files.items()}
     english = sets[ENGLISH]
-    for language, one in sets.items():
-        if (one.split, one.ids, one.topics) != (english.split, english.ids, english.topics):
+    for language, topic_set in sets.items():
+        if (topic_set.split, topic_set.ids, topic_set.topics) != (english.split, english.ids, english.topics):
             folder = next(iter(files[language].values())).parent
             raise DataMismatchError(
                 f"{folder} must have the same sentences in every language, but the ids, topics or splits of {language} "
-                f"({len(one.ids)} sentences) are not those of {ENGLISH} ({len(english.ids)})."
+                f"({len(topic_set.ids)} sentences) are not those of {ENGLISH} ({len(english.ids)})."
             )
     return sets
 
@@ -224,7 +224,9 @@ def topic_pairs(sets: Mapping[str, TopicSet]) -> dict[str, ParallelSet]:
     """Return the sentences of each language except English, with their English translations."""
     english = sets[ENGLISH].texts
     return {
-        language: ParallelSet(language, one.texts, english) for language, one in sets.items() if language != ENGLISH
+        language: ParallelSet(language, topic_set.texts, english)
+        for language, topic_set in sets.items()
+        if language != ENGLISH
     }
 
 
@@ -255,8 +257,8 @@ def probe_hits(
     """
     probe = LogisticRegression(max_iter=PROBE_ITERATIONS).fit(unit_rows(np.asarray(train_nh)), list(topics))
     return {
-        language: probe.predict(unit_rows(np.asarray(one_mh))) == np.array(gold)
-        for language, one_mh in embeddings.items()
+        language: probe.predict(unit_rows(np.asarray(test_mh))) == np.array(gold)
+        for language, test_mh in embeddings.items()
     }
 
 
@@ -269,8 +271,8 @@ def find_topics(
     The split ``test`` is measured, or ``dev`` if there is none. ``train`` replaces the English set for training.
     """
     trained, split = (train or sets[ENGLISH]).split_only("train"), measured(sets[ENGLISH])
-    tested = {language: one.split_only(split) for language, one in sets.items()}
-    sides = [trained.texts, *(one.texts for one in tested.values())]
+    tested = {language: topic_set.split_only(split) for language, topic_set in sets.items()}
+    sides = [trained.texts, *(topic_set.texts for topic_set in tested.values())]
     train_nh, *embeddings = embed_sides(model, sides, **encoding)
     by_language = dict(zip(tested, embeddings, strict=True))
     return probe_hits(train_nh, trained.topics, by_language, tested[ENGLISH].topics)
@@ -343,8 +345,8 @@ def evaluate_topics(
 
 def _sha256(*sets: TopicSet) -> str:
     """Digest of the sentences of some languages."""
-    content = [[one.split, one.ids, one.topics, one.texts] for one in sets]
-    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+    columns = [[topic_set.split, topic_set.ids, topic_set.topics, topic_set.texts] for topic_set in sets]
+    return hashlib.sha256(json.dumps(columns, ensure_ascii=False).encode()).hexdigest()
 
 
 class TopicEvaluator(EmbeddingEvaluator):

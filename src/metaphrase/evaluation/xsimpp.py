@@ -66,8 +66,12 @@ def distractor_pool(targets: Sequence[str]) -> Pool:
     ('He is tall.', 'He is not tall.', 'He is ill.', 'He is not ill.')
     """
     numbers = {text: number for number, text in enumerate(dict.fromkeys(targets))}
-    made = {changed: kind for text in numbers for kind, changed in distractors(text).items() if changed not in numbers}
-    return Pool((*numbers, *made), ("",) * len(numbers) + tuple(made.values()), tuple(numbers[one] for one in targets))
+    altered = {
+        changed: kind for text in numbers for kind, changed in distractors(text).items() if changed not in numbers
+    }
+    return Pool(
+        (*numbers, *altered), ("",) * len(numbers) + tuple(altered.values()), tuple(numbers[one] for one in targets)
+    )
 
 
 def retrieval_errors(query_nh: NDArray[Any], pool_mh: NDArray[Any], pool: Pool) -> Errors:
@@ -125,15 +129,17 @@ def evaluate_xsimpp(
     """
     start = time.perf_counter()
     languages = {}
-    found = find_errors(model, sets, **encoding)
+    by_language = find_errors(model, sets, **encoding)
     ids = shared_ids(sets)
-    kinds = [kind for kind in KINDS if any(kind in errors.kinds for _, errors in found.values())]
+    kinds = [kind for kind in KINDS if any(kind in errors.kinds for _, errors in by_language.values())]
     variants: dict[str, dict[str, Measurement]] = {name: {} for name in ("without distractors", *kinds)}
-    for language, (pool, errors) in found.items():
+    for language, (pool, errors) in by_language.items():
         digest = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
         shared = {} if ids is None else {"item_ids": ids[language]}
-        for kind, one in variants.items():  # of which a language may have no distractors
-            one[language] = Measurement.of_items(errors.kinds.get(kind, errors.without).astype(int), digest, **shared)
+        for kind, scores in variants.items():  # of which a language may have no distractors
+            scores[language] = Measurement.of_items(
+                errors.kinds.get(kind, errors.without).astype(int), digest, **shared
+            )
         languages[language] = Measurement.of_items(
             errors.together.astype(int),
             digest,
@@ -145,10 +151,10 @@ def evaluate_xsimpp(
             },
         )
     measured = {
-        name: with_intervals("shared_items", one, resamples=resamples, seed=seed)
-        for name, one in {"": languages, **variants}.items()
+        name: with_intervals("shared_items", scores, resamples=resamples, seed=seed)
+        for name, scores in {"": languages, **variants}.items()
     }
-    fields = measured.pop("") | {"groups": {name: one["average"] for name, one in measured.items()}}
+    fields = measured.pop("") | {"groups": {name: fields["average"] for name, fields in measured.items()}}
     return Result(
         suite="xsim++",
         model=name or type(model).__name__,
@@ -176,11 +182,11 @@ class XsimPlusPlusEvaluator(EmbeddingEvaluator):
 
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
-        found = [errors for _, errors in find_errors(model, self.sets, **self.encoding).values()]
-        present = [kind for kind in KINDS if any(kind in one.kinds for one in found)]
-        kinds = {kind: [one.kinds.get(kind, one.without).mean() for one in found] for kind in present}
+        every = [errors for _, errors in find_errors(model, self.sets, **self.encoding).values()]
+        present = [kind for kind in KINDS if any(kind in errors.kinds for errors in every)]
+        kinds = {kind: [errors.kinds.get(kind, errors.without).mean() for errors in every] for kind in present}
         return {
-            "accuracy": 1 - float(np.mean([one.together.mean() for one in found])),
-            "without_distractors": 1 - float(np.mean([one.without.mean() for one in found])),
-            **{f"{kind}_accuracy": 1 - float(np.mean(errors)) for kind, errors in kinds.items()},
+            "accuracy": 1 - float(np.mean([errors.together.mean() for errors in every])),
+            "without_distractors": 1 - float(np.mean([errors.without.mean() for errors in every])),
+            **{f"{kind}_accuracy": 1 - float(np.mean(shares)) for kind, shares in kinds.items()},
         }
