@@ -48,8 +48,8 @@ def check_word_pairs(pairs: Sequence[WordPair]) -> None:
     Raises:
         UsageError: A side is a text.
     """
-    for side in (side for pair in pairs for side in pair if isinstance(side, str)):
-        raise UsageError(f"An aligner reads pairs of Words, but got the text {side[:40]!r}. Pass Words.of(text).")
+    if texts := [side for pair in pairs for side in pair if isinstance(side, str)]:
+        raise UsageError(f"An aligner reads pairs of Words, but got the text {texts[0][:40]!r}. Pass Words.of(text).")
 
 
 class Aligner(ABC):

@@ -261,8 +261,8 @@ class EmbeddingAligner(Aligner):
                 sides = {words: None for pair in block for words in pair}
                 states, encodings = self._encode(list(dict.fromkeys(words.text for words in sides)))
                 pieces = {words: (states[words.text], piece_spans(encodings[words.text], words)) for words in sides}
-                for found, rule in zip(alignments, rules, strict=True):
-                    found += self._align(block, pieces, rule)
+                for by_rule, rule in zip(alignments, rules, strict=True):
+                    by_rule += self._align(block, pieces, rule)
         return alignments
 
     @torch.inference_mode()
@@ -287,8 +287,8 @@ class EmbeddingAligner(Aligner):
         for start in range(0, len(compared), self.batch_size):
             batch = compared[start : start + self.batch_size]
             sources, targets = ([units[pairs[at][side]] for at in batch] for side in (0, 1))
-            found = link_units([states_uh for states_uh, _ in sources], [states_uh for states_uh, _ in targets], rule)
-            for at, (_, source_words), (_, target_words), links in zip(batch, sources, targets, found, strict=True):
+            linked = link_units([states_uh for states_uh, _ in sources], [states_uh for states_uh, _ in targets], rule)
+            for at, (_, source_words), (_, target_words), links in zip(batch, sources, targets, linked, strict=True):
                 alignments[at] = _word_alignment(links, source_words, target_words)
         return alignments
 
@@ -308,9 +308,9 @@ class EmbeddingAligner(Aligner):
             output = model[0]({name: tensor.to(model.device) for name, tensor in features.items()})
             layers = output.get("all_layer_embeddings")
             states_blh = output["token_embeddings"] if layers is None else layers[self.layer]
-            own = [states_lh[: len(row)] for row, states_lh in zip(ids, states_blh.float(), strict=True)]
-            check_finite_rows(torch.cat(own))
-            states.update((texts[at], states_lh) for at, states_lh in zip(batch, own, strict=True))
+            unpadded = [states_lh[: len(row)] for row, states_lh in zip(ids, states_blh.float(), strict=True)]
+            check_finite_rows(torch.cat(unpadded))
+            states.update((texts[at], states_lh) for at, states_lh in zip(batch, unpadded, strict=True))
         return states, dict(zip(texts, encodings, strict=True))
 
 
@@ -342,10 +342,10 @@ def link_units(sources: list[Tensor], targets: list[Tensor], rule: Rule) -> list
         compared_bst = locally_scaled(score_bst, mask_bst) if rule.method == "csls" else score_bst
         match: Callable[[Tensor, Tensor], Tensor] = itermax if rule.method == "itermax" else mutual_argmax
         links_bst = match(compared_bst, mask_bst)
-    found: list[dict[Link, float]] = [{} for _ in sources]
+    links: list[dict[Link, float]] = [{} for _ in sources]
     for (row, i, j), score in zip(links_bst.nonzero().tolist(), score_bst[links_bst].tolist(), strict=True):
-        found[row][i, j] = score
-    return found
+        links[row][i, j] = score
+    return links
 
 
 def _word_means(states_lh: Tensor, spans_w2: np.ndarray) -> tuple[list[int], Tensor]:

@@ -249,8 +249,8 @@ def align_rows(
     for label, places in todo.items():
         aligner = aligner_of(label)
         longest = getattr(aligner, "max_words", math.inf)
-        found: list[Alignment] = aligner.align([pairs[at] for at in places])
-        for at, alignment in zip(places, found, strict=True):
+        alignments: list[Alignment] = aligner.align([pairs[at] for at in places])
+        for at, alignment in zip(places, alignments, strict=True):
             columns["alignment"][at], columns["alignment_scores"][at] = alignment.pharaoh, alignment.score_text
             counts[label].tokenised += columns["segmenter"][at] != segmenter_of(languages[at], segmenter)
             counts[label].too_long += max(map(len, pairs[at])) > longest
@@ -472,15 +472,10 @@ def _counts(table: pa.Table) -> tuple[dict[str, LinkCounts], float]:
     return {key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"]
 
 
-def _is_icu(segmenter: str | None) -> bool:
-    return segmenter not in (None, "whitespace")
-
-
 def _with_columns(dataset: Dataset, tables: Sequence[pa.Table]) -> Dataset:
     """The corpus with the columns of the chunks, which replace existing ones."""
-    segmented = "segmenter" in dataset.column_names or any(
-        any(map(_is_icu, table["segmenter"].to_pylist())) for table in tables
-    )
+    segmenters = {segmenter for table in tables for segmenter in table["segmenter"].unique().to_pylist()}
+    segmented = "segmenter" in dataset.column_names or bool(segmenters - {None, "whitespace"})
     dataset = dataset.remove_columns([name for name in ADDED if name in dataset.column_names])
     for name in ADDED if segmented else ADDED[:2]:
         values = [value for table in tables for value in table[name].to_pylist()]
