@@ -17,7 +17,7 @@ from metaphrase.io.environment import prepare_process
 from metaphrase.publishing.hub import push_command
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 
-SUMMARY = "Adapt an encoder to your language: check the corpus, train, measure, and print a verdict."
+DESCRIPTION = "Adapt an encoder to your language: check the corpus, train, measure, and print a verdict."
 EXAMPLES = [
     "metaphrase adapt --corpus my.tsv --languages sw",
     "metaphrase adapt --corpus my.tsv --languages sw --plan_only",
@@ -27,7 +27,7 @@ EXAMPLES = [
 
 def run(argv: Sequence[str]) -> int:
     """Check the data, plan, train and measure; print the verdict, or the plan alone."""
-    (config,) = parse("metaphrase adapt", [AdaptationConfig], argv, description=SUMMARY, examples=EXAMPLES)
+    (config,) = parse("metaphrase adapt", [AdaptationConfig], argv, description=DESCRIPTION, examples=EXAMPLES)
     prepare_process()
     adaptation = Adaptation(config, command=["metaphrase", "adapt", *argv], show_progress=not is_quiet())
     findings = adaptation.check()

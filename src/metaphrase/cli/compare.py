@@ -14,7 +14,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files
 from metaphrase.publishing.run_comparison import BEFORE, compare_runs, save_plot
 
-SUMMARY = "Compare training runs with each other, or with the encoder before training."
+DESCRIPTION = "Compare training runs with each other, or with the encoder before training."
 EXAMPLES = [
     "metaphrase compare runs/tr-1 runs/tr-2 runs/dap-1 runs/dap-2",
     "metaphrase compare runs/tr-1 runs/dap-1 --baseline runs/tr-1 --plot differences.svg",
@@ -38,7 +38,7 @@ class CompareOptions:
 
 def run(argv: Sequence[str]) -> int:
     """Compare the runs and print a table."""
-    (options,) = parse("metaphrase compare", [CompareOptions], argv, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase compare", [CompareOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     if options.plot is not None and Path(options.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot requires a file name that ends in .png, .svg or .pdf, but got {options.plot}.")
     check_files([options.plot], [])

@@ -20,7 +20,7 @@ from metaphrase.io.counts import counted
 from metaphrase.io.files import write_json
 from metaphrase.io.tables import titled_table
 
-SUMMARY = "Find problems in a corpus, or in a model on a corpus. The exit status is 1 if there are errors."
+DESCRIPTION = "Find problems in a corpus, or in a model on a corpus. The exit status is 1 if there are errors."
 EXAMPLES = [
     "metaphrase diagnose --corpus pairs.tsv --languages sw",
     "metaphrase diagnose runs/sw --baseline starter --corpus pairs.tsv --languages sw --output diagnosis.json",
@@ -29,7 +29,7 @@ EXAMPLES = [
 
 def run(argv: Sequence[str]) -> int:
     """Diagnose, print tables, write JSON; the exit status is 1 if there are errors."""
-    (options,) = parse("metaphrase diagnose", [DiagnoseOptions], argv, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase diagnose", [DiagnoseOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     options.languages = split_languages(options.languages, keep_scripts=True)
     with progress(notes()) as begin:
         report = diagnose_files(options, begin=begin)

@@ -16,7 +16,7 @@ from metaphrase.cli.tables import models_table
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate, evaluate_models
 from metaphrase.publishing.report import render_summary, render_table
 
-SUMMARY = "Measure encoders, alone or against a baseline. An interrupted command resumes."
+DESCRIPTION = "Measure encoders, alone or against a baseline. An interrupted command resumes."
 
 EXAMPLES = (
     "metaphrase evaluate starter --data data/test --languages sw,te",
@@ -28,7 +28,7 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Evaluate, print tables, write JSON."""
-    (options,) = parse("metaphrase evaluate", [EvaluateOptions], argv, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase evaluate", [EvaluateOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     options.show_progress = show_progress()
     console = notes()
     if options.also:

@@ -17,7 +17,7 @@ from metaphrase.io.configuration import split_list
 from metaphrase.publishing.report import render_table
 from metaphrase.publishing.run_report import ReportOptions, report_run
 
-SUMMARY = "Write a report of a run: scores before and after, retention, word maps, margins, errors."
+DESCRIPTION = "Write a report of a run: scores before and after, retention, word maps, margins, errors."
 EXAMPLES = [
     "metaphrase report runs/sw",
     "metaphrase report runs/sw --data tests/sw --pairs sw:12 sw:40 --red_line 0.5",
@@ -26,7 +26,7 @@ EXAMPLES = [
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    (options,) = parse("metaphrase report", [ReportOptions], argv, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase report", [ReportOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     options.languages = split_list(options.languages or [])
     console = notes()
     written = report_run(
