@@ -82,11 +82,11 @@ class PinnedFile:
         try:
             if _stamp(self.path) == self.stamp or file_sha256(self.path) == self.sha256:
                 return
-            found = "its content has changed"
+            reason = "its content has changed"
         except FileNotFoundError:
-            found = "it no longer exists"
+            reason = "it no longer exists"
         raise CorpusError(
-            f"{self.path} changed while it was in use: {found}. Pass a copy that no other process writes to, and run "
+            f"{self.path} changed while it was in use: {reason}. Pass a copy that no other process writes to, and run "
             "again."
         )
 
@@ -111,8 +111,8 @@ def unchanged(files: Iterable[PinnedFile]) -> Iterator[None]:
 
 def _stamp(path: Path) -> tuple[int, ...]:
     """Inode, size and times of the last changes of a file."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def files_sha256(files: Iterable[str | Path]) -> str:

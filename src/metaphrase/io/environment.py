@@ -31,14 +31,14 @@ PACKAGES = (
 def install_command(extra: str) -> str:
     """The command that installs an extra, from where this package was installed: a clone, a repository or an index."""
     try:
-        found = json.loads(distribution("metaphrase").read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution("metaphrase").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):  # imported from a folder of sources
-        found = {}
-    url, is_repository = str(found.get("url", "")), "vcs_info" in found
+        origin = {}
+    url, is_repository = str(origin.get("url", "")), "vcs_info" in origin
     if url.startswith("file://") and not is_repository and (folder := Path(url2pathname(urlparse(url).path))).is_dir():
         return f"pip install {shlex.quote(f'{folder}[{extra}]')}"
-    origin = f" @ {found['vcs_info']['vcs']}+{url}" if is_repository else ""
-    return f"pip install 'metaphrase[{extra}]{origin}'"
+    repository = f" @ {origin['vcs_info']['vcs']}+{url}" if is_repository else ""
+    return f"pip install 'metaphrase[{extra}]{repository}'"
 
 
 def versions() -> dict[str, str]:

@@ -102,8 +102,8 @@ def is_transient(error: HubError) -> bool:
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status of an error, also if the client wrapped the error."""
-    responses = (cause.response for cause in _causes(error) if isinstance(cause, HfHubHTTPError))
-    return next((response.status_code for response in responses if response is not None), None)
+    response = _response(error)
+    return None if response is None else int(response.status_code)
 
 
 def format_error(error: BaseException) -> str:
@@ -192,10 +192,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _retry_after(error: BaseException) -> int:
+def _response(error: BaseException) -> Response | None:
+    """The response of the Hub that an error is about, also if the client wrapped the error."""
     responses = (cause.response for cause in _causes(error) if isinstance(cause, HfHubHTTPError))
-    value = next((response.headers.get("Retry-After") for response in responses if response is not None), None)
-    return int(value or 0)  # see `_limit_answer`
+    return next((response for response in responses if response is not None), None)
+
+
+def _retry_after(error: BaseException) -> int:
+    response = _response(error)
+    return 0 if response is None else int(response.headers.get("Retry-After") or 0)  # see `_limit_answer`
 
 
 def _name_of_token(token: str | None) -> str:

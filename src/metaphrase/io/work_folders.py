@@ -16,6 +16,7 @@ from metaphrase.exceptions import DataError, DataMismatchError, MetaphraseError,
 from metaphrase.io.digests import json_digest
 from metaphrase.io.files import as_json, read_json, replacing, write_json
 from metaphrase.io.locks import LOCK, exclusive
+from metaphrase.io.redaction import excerpt
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +57,11 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any], *, locked:
     if (folder / _DONE).exists():
         clear_work_folder(folder)
     if path.exists():
-        left = _read_manifest(path)
-        if left == manifest:
+        earlier = _read_manifest(path)
+        if earlier == manifest:
             return folder
         if not locked or holds_parts(folder):
-            keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
+            keys = sorted(key for key in earlier.keys() | manifest.keys() if earlier.get(key) != manifest.get(key))
             raise DataMismatchError(
                 f"{folder} holds the work of another command, which differs in: {', '.join(keys)}. Run that "
                 f"command again to use it, or delete {folder} to start over."
@@ -103,7 +104,7 @@ def damage_in(path: str | Path) -> Iterator[None]:
     except DAMAGED as error:
         if isinstance(error, FileNotFoundError) and not Path(path).exists():
             raise MissingFileError(f"The file {path} does not exist.") from error
-        reason = " ".join(str(error).split())[:200]
+        reason = excerpt(str(error))
         raise DataError(
             f"{path} is damaged, or is another kind of file ({type(error).__name__}: {reason})."
         ) from error
@@ -123,9 +124,7 @@ def read_kept(path: Path, read: Callable[[Path], _Part]) -> _Part | None:
     try:
         return read(path)
     except DAMAGED as error:
-        logger.warning(
-            "%s is damaged (%s). It is deleted and computed again.", path, " ".join(str(error).split())[:200]
-        )
+        logger.warning("%s is damaged (%s). It is deleted and computed again.", path, excerpt(str(error)))
         path.unlink()
         return None
 
@@ -144,7 +143,7 @@ def read_part(path: Path) -> dict[str, Any] | None:
     try:
         return _verified(path)
     except DAMAGED as error:
-        logger.warning("%s is damaged (%s), and is ignored.", path, " ".join(str(error).split())[:200])
+        logger.warning("%s is damaged (%s), and is ignored.", path, excerpt(str(error)))
         return None
 
 
