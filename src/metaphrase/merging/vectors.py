@@ -88,25 +88,26 @@ class TaskVector:
         """
         old, new = base.state_dict(), tuned.state_dict()
         # training removes an optional pooler, which embeddings never use
-        old = {name: one for name, one in old.items() if name in new or ".pooler." not in name}
-        modules, others = module_settings(tuned), module_settings(base)
+        old = {name: tensor for name, tensor in old.items() if name in new or ".pooler." not in name}
+        base_modules, tuned_modules = module_settings(base), module_settings(tuned)
         _check_projections(base, tuned)
-        if (found := find_projection(tuned, len(modules) - len(others))) is not None:
-            places, facts["directions"] = found
-            modules = [one for at, one in enumerate(modules) if at not in places]
-            new = {name: one for name, one in new.items() if not name.startswith(tuple(f"{at}." for at in places))}
+        if (projection := find_projection(tuned, len(tuned_modules) - len(base_modules))) is not None:
+            places, facts["directions"] = projection
+            tuned_modules = [module for at, module in enumerate(tuned_modules) if at not in places]
+            prefixes = tuple(f"{at}." for at in places)
+            new = {name: tensor for name, tensor in new.items() if not name.startswith(prefixes)}
         prompts = {name: text for name, text in (getattr(tuned, "prompts", None) or {}).items() if text is not None}
         default = getattr(tuned, "default_prompt_name", None)
         known = getattr(base, "prompts", None), getattr(base, "default_prompt_name", None)
         if any(prompts.values()) and (prompts, default) != known:
             facts |= {"prompts": prompts, "default_prompt_name": default if default in prompts else None}
         before, after = _settings(base), _settings(tuned)
-        facts["settings"] = {name: one for name, one in after.items() if before.get(name) != one} or None
+        facts["settings"] = {name: value for name, value in after.items() if before.get(name) != value} or None
         _check_weights(old, new)
-        if others != modules:
+        if base_modules != tuned_modules:
             raise ModelError(
-                f"The two models have different modules, or different settings of them ({_in_words(others)}; "
-                f"{_in_words(modules)}). Merge models with the same modules and settings."
+                f"The two models have different modules, or different settings of them ({_in_words(base_modules)}; "
+                f"{_in_words(tuned_modules)}). Merge models with the same modules and settings."
             )
         _check_vocabularies(base, tuned)
         differences = {}
@@ -138,15 +139,15 @@ class TaskVector:
             ModelError: The base is another model.
             NonFiniteError: A weight of the result is NaN or infinite.
         """
-        if (found := weights_digest(base)) != self.base:
+        if (digest := weights_digest(base)) != self.base:
             name = f" of {self.base_name}" if self.base_name else ""
             raise ModelError(
                 f"This task vector changes the weights{name} with the digest {self.base}, but those of this model have "
-                f"the digest {found}. Load the model that the vector was made from, at the same revision."
+                f"the digest {digest}. Load the model that the vector was made from, at the same revision."
             )
         weights = dict(_tensors(base))
-        shapes = {name: one.shape for name, one in weights.items()}
-        if wrong := [name for name, one in self.differences.items() if shapes.get(name) != one.shape]:
+        shapes = {name: tensor.shape for name, tensor in weights.items()}
+        if wrong := [name for name, difference in self.differences.items() if shapes.get(name) != difference.shape]:
             raise ModelError(
                 f"This task vector has weights that the model does not have, or has in another shape: {first_names(wrong)}. "
                 "Make the vector again from the two models."
@@ -191,7 +192,7 @@ class TaskVector:
                 f"Task vectors of different bases cannot be added: {self.base_name or self.base} and "
                 f"{other.base_name or other.base}. Tune both models from the same one."
             )
-        poolings = [(one.settings or {}).get("pooling") for one in (self, other)]
+        poolings = [(vector.settings or {}).get("pooling") for vector in (self, other)]
         if poolings[0] != poolings[1]:
             raise ModelError(
                 f"Task vectors of models with different poolings cannot be added: {' and '.join(map(str, poolings))}. Tune "
@@ -202,19 +203,19 @@ class TaskVector:
             if name in total and total[name].shape != difference.shape:
                 raise ModelError(f"{name} has another shape in one of the vectors. Make them again from their models.")
             total[name] = total[name] + difference.to(total[name].device) if name in total else difference
-        others = other._facts()
-        facts = {name: value for name, value in self._facts().items() if value == others[name]}
+        other_facts = other._facts()
+        facts = {name: value for name, value in self._facts().items() if value == other_facts[name]}
         if self.prompts != other.prompts:
             facts.pop("default_prompt_name", None)
-        known = other.settings or {}
-        shared = {name: one for name, one in (self.settings or {}).items() if name in known and known[name] == one}
+        settings = other.settings or {}
+        shared = {name: value for name, value in (self.settings or {}).items() if (name, value) in settings.items()}
         facts["settings"] = shared or None
         joined = {"license": " AND ", "card": "\n\n"}
         for name, mark in joined.items():
             facts[name] = mark.join(dict.fromkeys(filter(None, (getattr(self, name), getattr(other, name))))) or None
         if not (self.license and other.license):
             facts["license"] = None
-        spans = [one.directions for one in (self, other) if one.directions is not None]
+        spans = [vector.directions for vector in (self, other) if vector.directions is not None]
         if spans:
             facts["directions"] = torch.linalg.svd(torch.cat(spans).double())[2][: max(map(len, spans))]
         return TaskVector(total, **facts)
@@ -222,7 +223,8 @@ class TaskVector:
     @checked
     def scaled(self, alpha: Finite) -> TaskVector:
         """Multiply the differences by a number; the result is best applied with an alpha of 1."""
-        return replace(self, differences={name: alpha * one for name, one in self.differences.items()}, alpha=1.0)
+        differences = {name: alpha * difference for name, difference in self.differences.items()}
+        return replace(self, differences=differences, alpha=1.0)
 
     @checked
     def save(self, path: str | Path, *, bits: Bits = 16) -> Path:
@@ -250,7 +252,7 @@ class TaskVector:
 
     def _facts(self) -> dict[str, Any]:
         tensors = ("differences", "directions")
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in tensors}
+        return {fact.name: getattr(self, fact.name) for fact in fields(self) if fact.name not in tensors}
 
 
 @checked
@@ -269,14 +271,14 @@ def combine(vectors: Sequence[TaskVector], alpha: Finite | None = None) -> TaskV
     """
     if not vectors:
         raise UsageError("There are no task vectors to add. Pass at least one.")
-    changing = [one for one in vectors if one.differences or one.directions is not None]
+    changing = [vector for vector in vectors if vector.differences or vector.directions is not None]
     if len(changing) > 1 and len(set(map(_digest, changing))) < len(changing):
         raise UsageError(
             "Two of the task vectors are the same, perhaps under different names. Pass each once, and choose its weight with "
             "alpha."
         )
-    if alpha is None and len({one.alpha for one in vectors}) > 1:
-        vectors = [one.scaled(one.alpha) for one in vectors]
+    if alpha is None and len({vector.alpha for vector in vectors}) > 1:
+        vectors = [vector.scaled(vector.alpha) for vector in vectors]
     total = reduce(operator.add, vectors)
     return total if alpha is None else replace(total, alpha=alpha)
 
@@ -309,7 +311,7 @@ def _check_projections(base: nn.Module, tuned: nn.Module) -> None:
 
 def _check_weights(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
     """Check that the weights of two models differ in their values only."""
-    shapes = [{name: one.shape for name, one in weights.items()} for weights in (old, new)]
+    shapes = [{name: tensor.shape for name, tensor in weights.items()} for weights in (old, new)]
     if other := [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]:
         raise ModelError(
             f"Models are merged weight by weight, but these two differ in the shape or presence of {first_names(other)}. "
@@ -319,7 +321,7 @@ def _check_weights(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None
 
 def _check_vocabularies(*models: nn.Module) -> None:
     vocabularies = [model.tokenizer.get_vocab() for model in models if isinstance(model, SentenceTransformer)]
-    if any(one != vocabularies[0] for one in vocabularies):
+    if any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
         raise ModelError(
             "The tokenizers of the two models have different vocabularies, so the same row of the embeddings belongs to "
             "different pieces. Merge models that were tuned from one base, with its tokenizer."
@@ -333,10 +335,10 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _copy(model: _Model, changed: Iterable[Tensor], *, exact: bool) -> _Model:
     """Copy a model whose weights will change; other tensors are shared. If `exact`, half precision becomes float32."""
-    if exact and any(one.dtype in (torch.float16, torch.bfloat16) for one in changed):
+    if exact and any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in changed):
         return copy.deepcopy(model).float()
-    own = set(map(id, changed))
-    return copy.deepcopy(model, {id(one): one for _, one in _tensors(model) if id(one) not in own})
+    copied = set(map(id, changed))
+    return copy.deepcopy(model, {id(tensor): tensor for _, tensor in _tensors(model) if id(tensor) not in copied})
 
 
 def _in_words(modules: Iterable[Any]) -> str:

@@ -116,8 +116,8 @@ def drafted(
 def part_folders(name: str) -> list[Path]:
     """The folders of a model and of the task vectors that its name adds; a vector that is a file alone has none."""
     base, vectors = split_vectors(name)
-    alone = [one for one in (base, *vectors) if one.endswith(Path(VECTOR_FILE).suffix) and not Path(one).is_dir()]
-    return [find_folder(one)[1] for one in (base, *vectors) if one not in alone]
+    files = [part for part in (base, *vectors) if part.endswith(Path(VECTOR_FILE).suffix) and not Path(part).is_dir()]
+    return [find_folder(part)[1] for part in (base, *vectors) if part not in files]
 
 
 def _add_notices(path: Path, folders: Iterable[Path]) -> None:
@@ -173,10 +173,11 @@ def _additions(name: str) -> dict[str, Any]:
     if not files:
         return {}
     vectors = load_vectors(files)
-    alphas, removed = [one.alpha for one in vectors], dict.fromkeys((one.base for one in vectors), 0)
-    for one in vectors:  # the sum of vectors of one base has the directions of the one with most
-        removed[one.base] = max(removed[one.base], 0 if one.directions is None else len(one.directions))
-    base, *tuned = (public_name(one) for one in (base, *files))
+    alphas, removed = [vector.alpha for vector in vectors], dict.fromkeys((vector.base for vector in vectors), 0)
+    for vector in vectors:  # the sum of vectors of one base has the directions of the one with most
+        count = 0 if vector.directions is None else len(vector.directions)
+        removed[vector.base] = max(removed[vector.base], count)
+    base, *tuned = map(public_name, (base, *files))
     return {
         "merge": {"base": base, "alpha": alphas[0] if len(set(alphas)) == 1 else alphas, "tuned": tuned},
         "debias": {"directions": sum(removed.values())} if any(removed.values()) else None,
