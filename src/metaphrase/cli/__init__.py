@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 status = 0
             else:
                 show = "--traceback" in flags or os.environ.get("METAPHRASE_DEBUG", "0") not in ("", "0")
-                status = _answer_for(error, name, show=show)
+                status = _report_error(error, name, show=show)
             try:
                 stdout.flush()
             except OSError:  # the rest cannot be written when Python exits either
@@ -146,14 +146,14 @@ def _open_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
 
 
-def _is_of_the_network(error: Exception) -> bool:
+def _is_http_error(error: Exception) -> bool:
     """Whether the Hub's HTTP client raised the error, such as for a broken connection. These errors are not OSErrors."""
     return any(cls.__module__.split(".")[0] == "httpx2" for cls in type(error).__mro__)
 
 
-def _answer_for(error: Exception, name: str, *, show: bool) -> int:
+def _report_error(error: Exception, name: str, *, show: bool) -> int:
     """Report an error, without tokens, and return the exit status."""
-    if isinstance(error, MetaphraseError | ValueError | OSError | ImportError) or _is_of_the_network(error):
+    if isinstance(error, MetaphraseError | ValueError | OSError | ImportError) or _is_http_error(error):
         message = str(error) or type(error).__name__
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         message = f"Out of memory. Use smaller batches. {str(error).partition(chr(10))[0]}".rstrip()
