@@ -46,7 +46,7 @@ def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
 
 def test_the_demo_is_what_its_configuration_says():
     settings = yaml.safe_load((DATA / "demo.yaml").read_text())
-    assert (settings["recipe"], settings["merge"], settings["debias"]) == ("metaphrase", 0.7, 20)
+    assert (settings["recipe"], settings["merge"], settings["debias"]) == ("metaphrase", 0.5, 20)
     assert settings["freeze_word_embeddings"] is True
     assert len(settings["languages"]) == 8
     assert len(SAMPLE) == 20
@@ -75,4 +75,4 @@ def test_the_demo_runs_with_every_recipe(name, tiny_encoder, tmp_path):
         tiny_encoder, recipe, max_length=24, english_ids=torch.tensor([5, 6, 7]), languages=["en", "sw"]
     )
     assert loss.recipe.name == name
-    assert (chosen.merge, chosen.debias) == ((0.7, 20) if name == "metaphrase" else (None, 0))
+    assert (chosen.merge, chosen.debias) == ((0.5, 20) if name == "metaphrase" else (None, 0))

@@ -115,7 +115,7 @@ def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_sc
     }
     best = forgetting.best_guarded(rows)[:5]
     releases = {row["recipe"]: {"merge": row["alpha"], "debias": row["directions"]} for row in best}
-    # The default was measured in the form that the demo releases. It was trained again since, and another form gains more now.
+    # The default was measured in the form that gained most. It was trained again since, and another form gains more now.
     releases[forgetting.DEFAULT] = dict(zip(("merge", "debias"), forgetting.DEFAULT_RELEASE.values(), strict=True))
     assert {cell.name: cell.release for cell in cells} == releases
     grid = forgetting.grid([0], steps=200, batch_size=64, corpus=DEMO)

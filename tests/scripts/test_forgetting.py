@@ -385,7 +385,9 @@ def test_the_default_of_the_grid_is_the_recipe_metaphrase(script):
     packaged[0]["args"]["temperature"] = 0.01  # the starter's own
     assert Recipe.from_dict({"name": "x", "terms": terms}).to_dict()["terms"] == packaged
     demo = demo_settings()
-    assert {"alpha": float(demo["merge"]), "directions": demo["debias"]} == script.DEFAULT_RELEASE
+    assert demo["debias"] == script.DEFAULT_RELEASE["directions"]
+    assert demo["merge"] in script.ALPHAS
+    assert demo["merge"] <= script.DEFAULT_RELEASE["alpha"]  # its guard has few sentences
 
 
 def test_transfer_is_measured_on_the_data_that_a_folder_has(script, tiny_encoder, tmp_path, monkeypatch):
