@@ -446,6 +446,17 @@ def test_old_checkpoints_go_when_a_newer_one_is_there(make_checkpoint, tmp_path)
     assert names(output) == ["checkpoint-5"]
 
 
+def test_a_finished_run_that_keeps_one_checkpoint_is_not_trained_again(make_trainer, monkeypatch, tmp_path):
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
+    options = SETTINGS | {"recipe": "tr", "max_steps": 4}
+    make_trainer(**options).train()
+    assert names(tmp_path / "run") == ["checkpoint-2", "checkpoint-4"]  # the best and the last one
+    repeated = make_trainer(**options)
+    monkeypatch.setattr(repeated, "training_step", None)
+    repeated.train(resume_from_checkpoint=True)
+    assert repeated.state.global_step == 4
+
+
 def test_no_checkpoint_goes_for_one_that_does_not_verify(make_checkpoint, tmp_path, caplog, fault):
     make_checkpoint(1)
     last = make_checkpoint(2)

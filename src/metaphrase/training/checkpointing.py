@@ -174,7 +174,7 @@ class ResumesRuns(AtomicCheckpoints):
             ) from error
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Finish training; after a signal, all checkpoints and the current weights are kept for the resumed run."""
+        """Finish training, without deleting checkpoints; after a signal, with the current weights for the resumed run."""
         with self._shutdown.keep_checkpoints(self.args):
             if self.args.load_best_model_at_end:
                 self._report_best_step()

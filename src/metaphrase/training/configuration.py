@@ -190,7 +190,9 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
     output_dir: str | None = option("", "Folder of the release and its checkpoints.")
     logging_steps: Positive = option(10, "Steps between two log entries.")
     save_steps: Positive = option(500, "Steps between two checkpoints.")
-    save_total_limit: CountOr0 | None = option(2, "Number of checkpoints to keep; 0 for all.")
+    save_total_limit: CountOr0 | None = option(
+        2, "Number of checkpoints to keep; 0 for all. The last and the best are always kept."
+    )
     eval_strategy: str | None = option(
         None, "When to measure --dev: steps (every --eval_steps), epoch or no. Default: at every checkpoint."
     )

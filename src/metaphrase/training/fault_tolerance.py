@@ -79,10 +79,9 @@ class GracefulShutdown:
 
     @contextmanager
     def keep_checkpoints(self, args: AlignmentTrainingArguments) -> Iterator[None]:
-        """If a signal was received, neither delete checkpoints nor load the best one inside this block."""
+        """Delete no checkpoint inside this block, so that the last one can be resumed; after a signal, load none either."""
         limit, best = args.save_total_limit, args.load_best_model_at_end
-        if self.signal:
-            args.save_total_limit, args.load_best_model_at_end = None, False
+        args.save_total_limit, args.load_best_model_at_end = None, best and not self.signal
         try:
             yield
         finally:
