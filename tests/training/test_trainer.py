@@ -267,6 +267,54 @@ def test_a_resumed_run_has_the_learning_rate_and_schedule_of_its_arguments(make_
     assert {(group["betas"], group["eps"]) for group in groups} == {((0.9, 0.9), 1e-3)}
 
 
+#: Schedules that depend on measurements. All scores are equal: from the second one on, they lower the learning rate.
+PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.1}}
+GREEDY = {"lr_scheduler_type": "greedy", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "min_lr": 0}}
+
+
+def rates_after_resuming(make_trainer, before, after):
+    """The learning rates of five steps, of which the last two are those of a resumed run; and its trainer."""
+    options = {"recipe": "tr", "max_steps": 5, "save_steps": 3, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"metric_for_best_model": "eval_score", "greater_is_better": False, "weight_decay": 0.0}
+    whole = make_trainer(evaluator=Scores(), **options | before)
+    whole.train()
+    resumed = make_trainer(evaluator=Scores(), folder="resumed", **options | after)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-3"))
+    return [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log], resumed
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [(PLATEAU, [1e-3, 1e-3, 1e-4, 1e-7, 1e-8]), (GREEDY, [1e-3, 2e-3, 1e-3, 0.5e-5, 0.25e-5])],
+)
+def test_a_schedule_of_measurements_takes_the_settings_of_the_resumed_run(make_trainer, schedule, rates):
+    changed = {"learning_rate": 1e-5, "head_learning_rate": 1e-4, "weight_decay": 0.1, "adam_beta2": 0.9}
+    found, resumed = rates_after_resuming(make_trainer, schedule, schedule | changed)
+    groups = resumed.optimizer.param_groups
+    assert {group["weight_decay"] for group in groups} == {0.1, 0.0}  # biases have none
+    assert {group["betas"] for group in groups} == {(0.9, 0.9)}
+    assert found == pytest.approx(rates)
+
+
+def test_a_schedule_of_measurements_may_change_its_factor(make_trainer):
+    changed = PLATEAU | {"lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    rates, _ = rates_after_resuming(make_trainer, PLATEAU, changed)
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-5, 0.5e-5])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rates"),
+    [
+        (PLATEAU, {}, [1e-3, 1e-3, 1e-4, 0.4e-3, 0.2e-3]),
+        ({}, PLATEAU, [1e-3, 0.8e-3, 0.6e-3, 1e-3, 1e-3]),
+        (PLATEAU, GREEDY, [1e-3, 1e-3, 1e-4, 1e-3, 2e-3]),
+    ],
+)
+def test_a_schedule_of_another_kind_starts_at_the_resumed_step(make_trainer, before, after, rates):
+    found, _ = rates_after_resuming(make_trainer, before, after)
+    assert found == pytest.approx(rates)
+
+
 @pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
 @pytest.mark.parametrize("kind", ["mixed", "language", "data sets"])
 def test_the_seed_of_the_data_orders_them(make_trainer, rows, sampler, kind):

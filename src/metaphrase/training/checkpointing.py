@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from datasets import IterableDataset
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import TrainerState
+from transformers.optimization import GreedyLR
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy
 
@@ -32,6 +35,17 @@ logger = logging.getLogger(__name__)
 #: Settings of optimisers that a resumed run takes from its arguments.
 HYPERPARAMETERS = {"initial_lr", "weight_decay", "betas", "eps", "momentum"}
 
+#: Attributes of schedules that a resumed run takes from the checkpoint. Each kind of schedule has a different subset.
+PROGRESS = {
+    "last_epoch",
+    "best",
+    "num_bad_epochs",
+    "num_good_epochs",
+    "cooldown_counter",
+    "warmup_counter",
+    "reset_start",
+}
+
 
 class ResumesRuns(AtomicCheckpoints):
     """Mixin, before the parent class: a resumed run ends with the same weights as an uninterrupted one.
@@ -42,6 +56,7 @@ class ResumesRuns(AtomicCheckpoints):
 
     alignment_loss: AlignmentLoss
     model: Any
+    lr_scheduler: Any
     _run_facts: RunFacts
     _shutdown: GracefulShutdown
     _steps: StepGuard
@@ -223,18 +238,30 @@ class ResumesRuns(AtomicCheckpoints):
             "run": self._run_facts.collect(self.train_dataset),
         }
 
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        """The schedule. The optimiser stores the initial learning rates, whatever the kind of schedule."""
+        schedule = super().create_scheduler(*args, **kwargs)
+        for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        return schedule
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore optimiser and schedule, with the hyperparameters of the arguments, if they changed."""
+        """Restore optimiser and schedule, with the settings of the arguments; a schedule of another kind starts here."""
         schedule, groups = self.lr_scheduler, self.optimizer.param_groups
-        own = [{key: group[key] for key in HYPERPARAMETERS & group.keys()} for group in groups]
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not isinstance(schedule, LambdaLR):
+        if checkpoint is None or not isinstance(schedule, (LambdaLR, ReduceLROnPlateau, GreedyLR)):
+            super()._load_optimizer_and_scheduler(checkpoint)
             return
-        initial = [one["initial_lr"] for one in own]
-        rates = [rate * factor(schedule.last_epoch) for rate, factor in zip(initial, schedule.lr_lambdas, strict=True)]
-        for group, one, rate in zip(self.optimizer.param_groups, own, rates, strict=True):
+        own = [{key: group[key] for key in HYPERPARAMETERS & group.keys()} for group in groups]
+        state: dict[str, Any] = {}
+        self.lr_scheduler = SimpleNamespace(load_state_dict=state.update)  # the schedule may be of another kind
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        finally:
+            self.lr_scheduler = schedule
+        groups = self.optimizer.param_groups
+        rates = restore_schedule(schedule, state, groups, [one["initial_lr"] for one in own], self.state.global_step)
+        for group, one, rate in zip(groups, own, rates, strict=True):
             group |= {**one, "lr": rate}
-        schedule.load_state_dict(schedule.state_dict() | {"base_lrs": initial, "_last_lr": rates})
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
@@ -248,3 +275,33 @@ class ResumesRuns(AtomicCheckpoints):
         verify_best(best, self.args.output_dir)
         self.model.model_card_data.set_best_model_step(step_of(best))
         self._load_from_checkpoint(str(best))
+
+
+def restore_schedule(
+    schedule: Any, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], initial: Sequence[float], step: int
+) -> list[float]:
+    """Restore a schedule from the state of a checkpoint; a schedule of another kind starts at this step.
+
+    Args:
+        schedule: The schedule of the arguments.
+        state: State of the schedule of the checkpoint.
+        groups: Parameter groups of the optimiser of the checkpoint.
+        initial: Learning rates of the arguments, one per group.
+        step: Step of the checkpoint.
+
+    Returns:
+        The learning rates at this step.
+    """
+    progress = {name: state[name] for name in PROGRESS & state.keys()}
+    is_same_kind = progress.keys() == PROGRESS & schedule.state_dict().keys()
+    if isinstance(schedule, LambdaLR):
+        progress = dict(state) if is_same_kind else schedule.state_dict() | {"last_epoch": step}
+        factors = [factor(progress["last_epoch"]) for factor in schedule.lr_lambdas]
+        rates = [rate * factor for rate, factor in zip(initial, factors, strict=True)]
+        schedule.load_state_dict(progress | {"base_lrs": initial, "_last_lr": rates})
+        return rates
+    if not is_same_kind:
+        return [*initial]
+    schedule.load_state_dict(progress)
+    pairs = [(group["lr"], group["initial_lr"]) for group in groups]
+    return [rate * (new / old) if old else new for (rate, old), new in zip(pairs, initial, strict=True)]
