@@ -399,10 +399,46 @@ def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(make_trainer, m
     fault("A4", "resumed in a folder that was moved: the best checkpoint is found", tried=1, survived=1)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message", "best", "last"),
+    [
+        ({"metric_for_best_model": "score2"}, 'metric ("score" → "score2")', 10, 12),
+        ({"greater_is_better": False}, "greater_is_better (true → false)", 12, 12),
+        ({"dev": "b"}, 'dev ({"sw": "a"} → {"sw": "b"})', 10, 12),
+        ({"metric_for_best_model": "score"}, None, 2, 8),  # the same without eval_
+    ],
+)
+def test_the_best_checkpoint_by_other_measures_is_forgotten(
+    make_trainer, monkeypatch, caplog, changes, message, best, last
+):
+    def train(*, dev="a", resume=True, **options):
+        trainer = make_trainer(**SETTINGS | {"recipe": "tr"} | options)
+        trainer.dev_digests = {"sw": dev}
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.state.best_global_step, trainer.state.global_step
+
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 3.0, 8: 1.0, 10: 2.0}))
+    assert train(resume=False) == (2, 8)  # three evaluations after the best one
+    assert train(**changes) == (best, last)
+    assert ("What selects the best model differs" in caplog.text) == (message is not None)
+    assert (message or "") in caplog.text
+
+
+def test_a_finished_run_with_another_metric_ends_with_its_last_checkpoint(make_trainer, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
+    options = SETTINGS | {"recipe": "tr", "max_steps": 4}
+    make_trainer(**options).train()
+    repeated = make_trainer(**options | {"metric_for_best_model": "score2"})
+    repeated.train(resume_from_checkpoint=True)
+    assert repeated.state.best_model_checkpoint == str(tmp_path / "run" / "checkpoint-4")
+    assert "The final model is from step" not in caplog.text
+
+
 def test_a_measure_for_the_best_checkpoint_that_does_not_exist(make_trainer, monkeypatch):
     monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
     with pytest.raises(
-        UsageError, match=r"\(eval_scor\) is not a result of the evaluation; choose one of eval_score\. The terms"
+        UsageError,
+        match=r"\(eval_scor\) is not a result of the evaluation; choose one of eval_score, eval_score2\. The terms",
     ):
         make_trainer(**SETTINGS | {"recipe": "tr", "metric_for_best_model": "eval_scor"}).train()
 

@@ -559,6 +559,21 @@ def test_a_release_that_is_not_the_best_model_is_reported(execute, settings, cap
     assert "".join(messages).startswith(warning)
 
 
+def test_a_resumed_run_with_other_dev_sets_selects_the_best_model_anew(
+    execute, settings, bitext, tmp_path, caplog, monkeypatch
+):
+    scores = iter([0.9, 0.8, 0.5, 0.4])
+    monkeypatch.setattr(RetrievalEvaluator, "scores", lambda self, model: {"mean_accuracy": next(scores)})
+    options = {"metric_for_best_model": "eval_dev_mean_accuracy", "load_best_model_at_end": True, "test": []}
+    options |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    execute(**options, dev=settings["test"], max_steps=2)
+    other = write_sets(tmp_path / "other", de=bitext[:5])
+    execute(**options, dev=[str(other)], max_steps=3, resume_from_checkpoint="true")
+    assert "selected from the checkpoints of step 2 and later" in caplog.text
+    state = json.loads((tmp_path / "out" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert (state["best_metric"], state["best_global_step"]) == (0.5, 2)
+
+
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [

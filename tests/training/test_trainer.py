@@ -272,13 +272,15 @@ PLATEAU = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {
 GREEDY = {"lr_scheduler_type": "greedy", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "min_lr": 0}}
 
 
-def rates_after_resuming(make_trainer, before, after):
+def rates_after_resuming(make_trainer, before, after, dev="a"):
     """The learning rates of five steps, of which the last two are those of a resumed run; and its trainer."""
     options = {"recipe": "tr", "max_steps": 5, "save_steps": 3, "eval_strategy": "steps", "eval_steps": 1}
     options |= {"metric_for_best_model": "eval_score", "greater_is_better": False, "weight_decay": 0.0}
     whole = make_trainer(evaluator=Scores(), **options | before)
+    whole.dev_digests = {"sw": "a"}
     whole.train()
     resumed = make_trainer(evaluator=Scores(), folder="resumed", **options | after)
+    resumed.dev_digests = {"sw": dev}
     resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-3"))
     return [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log], resumed
 
@@ -300,6 +302,11 @@ def test_a_schedule_of_measurements_may_change_its_factor(make_trainer):
     changed = PLATEAU | {"lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
     rates, _ = rates_after_resuming(make_trainer, PLATEAU, changed)
     assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-5, 0.5e-5])
+
+
+def test_a_schedule_does_not_compare_scores_on_different_dev_sets(make_trainer):
+    rates, _ = rates_after_resuming(make_trainer, PLATEAU, PLATEAU, dev="b")
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-5, 1e-6])
 
 
 @pytest.mark.parametrize(

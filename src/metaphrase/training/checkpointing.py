@@ -20,7 +20,7 @@ from transformers.optimization import GreedyLR
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest, step_of
+from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, differences, read_manifest, step_of
 from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, save_adapter, shared_copy
 from metaphrase.encoders.loading import load_encoder
@@ -57,6 +57,7 @@ class ResumesRuns(AtomicCheckpoints):
     alignment_loss: AlignmentLoss
     model: Any
     lr_scheduler: Any
+    dev_digests: Mapping[str, str] = {}  # of the dev sets, by language
     _run_facts: RunFacts
     _shutdown: GracefulShutdown
     _steps: StepGuard
@@ -116,10 +117,14 @@ class ResumesRuns(AtomicCheckpoints):
             self._evaluation_pending = manifest["evaluation_due"] or (
                 ends_with_evaluation and not self._is_evaluated()
             )
-            self._find_best_checkpoint()
+            is_measured_anew = self._selection not in (None, manifest["selection"])
+            if is_measured_anew:
+                self._forget_best_checkpoint(manifest["selection"])
+            else:
+                self._find_best_checkpoint()
             self.data_collator.set_epoch(manifest["epoch"])  # an evaluation may precede the first step
             self.alignment_loss.step = max(self.state.global_step - 1, 0)
-            stopped_early = manifest["ended"] and not self.args.allow_changes
+            stopped_early = manifest["ended"] and not (self.args.allow_changes or is_measured_anew)
             if stopped_early or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
             is_stream = isinstance(self.train_dataset, IterableDataset)
@@ -147,6 +152,29 @@ class ResumesRuns(AtomicCheckpoints):
         best = TrainerState.load_from_json(str(self._written / TRAINER_STATE_NAME)).best_model_checkpoint
         if best is not None and (place := self._written.with_name(Path(best).name)).is_dir():
             self.state.best_model_checkpoint = str(place)
+
+    @property
+    def _selection(self) -> dict[str, Any] | None:
+        """What selects the best model; None if nothing does."""
+        if self.args.metric_for_best_model is None:
+            return None
+        return {
+            "metric": self.args.metric_for_best_model.removeprefix("eval_"),
+            "greater_is_better": self.args.greater_is_better,
+            "dev": dict(self.dev_digests),
+        }
+
+    def _forget_best_checkpoint(self, selection: Mapping[str, Any] | None) -> None:
+        """Select the best model from this step on, because values of different metrics or data cannot be compared."""
+        logger.warning(
+            "What selects the best model differs from %s: %s. The best model is selected from the checkpoints of step %d and "
+            "later, and early stopping starts to count again.",
+            self._written,
+            ", ".join(differences(selection or {}, self._selection or {})),
+            self.state.global_step,
+        )
+        self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
+        self._evaluation_pending = self.args.eval_strategy != IntervalStrategy.NO
 
     def begin_epoch(self) -> None:
         """Seed views and batches for the epoch that begins, and skip the batches of an earlier run."""
@@ -235,6 +263,7 @@ class ResumesRuns(AtomicCheckpoints):
             **self._steps.facts(),
             "evaluation_due": self._evaluation_pending,
             "ended": ended and self.state.global_step < self.state.max_steps,
+            "selection": self._selection,
             "run": self._run_facts.collect(self.train_dataset),
         }
 
@@ -258,6 +287,8 @@ class ResumesRuns(AtomicCheckpoints):
             super()._load_optimizer_and_scheduler(checkpoint)
         finally:
             self.lr_scheduler = schedule
+        if "best" in state and self.state.best_metric is None:  # the best model is selected by other measures
+            state["best"] = getattr(schedule, "best", None)
         groups = self.optimizer.param_groups
         rates = restore_schedule(schedule, state, groups, [one["initial_lr"] for one in own], self.state.global_step)
         for group, one, rate in zip(groups, own, rates, strict=True):

@@ -422,6 +422,7 @@ class TrainingRun:
             evaluator=evaluators or None,
             callbacks=self.callbacks,
         )
+        self.trainer.dev_digests = {language: one.sha256[:16] for language, one in self.dev.items()}
         log_readably(self.trainer)
         arguments.hub_model_id = self.trainer.hub_model_id or arguments.hub_model_id
 
