@@ -108,8 +108,8 @@ TERMS: dict[str, list[dict[str, Any]]] = {
 ALPHAS = (0.3, 0.5, 0.7, 1.0)
 #: Numbers of directions of language identity that are projected out.
 DIRECTIONS = (0, 10, 20, 30, 40, 60)
-#: The recipe `metaphrase`, and the α and number of directions with which it gains most without a loss. It is also trained from
-#: an encoder without these directions.
+#: The recipe `metaphrase`, and the α and number of directions with which it gains most without a loss. It is also trained
+#: from an encoder without these directions.
 DEFAULT, DEFAULT_RELEASE = "tau=0.01, own side, anchor, weight 10", {"alpha": 0.7, "directions": 20}
 #: Variations of the default, by their part of a recipe's name: the fields of `Cell` that differ.
 VARIATIONS: dict[str, dict[str, Any]] = {
