@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable '.[test]'
 	touch $@
 
-demo: install  ## Train on the packaged bitext and write runs/demo/report.html (10 minutes on 2 cores)
+demo: install  ## Train on the packaged bitext and write runs/demo/report.html (3 to 15 minutes on 2 cores)
 	$(BIN)/metaphrase demo --config configs/demo.yaml --output_dir runs/demo
 
 model: install  ## Train metaphrase-e5-small on the data in BENCHMARKS, and write its package and card (several hours on 2 cores)

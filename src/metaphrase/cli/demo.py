@@ -1,4 +1,4 @@
-"""``metaphrase demo``: train, measure and report on the packaged bitext, in ten minutes on two cores."""
+"""``metaphrase demo``: train, measure and report on the packaged bitext."""
 
 from __future__ import annotations
 
