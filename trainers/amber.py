@@ -80,8 +80,9 @@ def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_st
     trainer.train()
 
     # 5. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
-    release(encoder, output_dir, recipe=recipe.to_dict())
-    print(f"SentenceTransformer({output_dir!r}) loads it.")
+    if trainer.is_world_process_zero():
+        release(encoder, output_dir, recipe=recipe.to_dict())
+        print(f"SentenceTransformer({output_dir!r}) loads it.")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from metaphrase.evaluation.transfer import (
     finetune_classification,
     results_table,
 )
+from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.environment import prepare_process
 
 
@@ -44,5 +45,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (ValueError, OSError) as error:
+    except (MetaphraseError, ValueError, OSError) as error:
         sys.exit(f"trainers/finetune_nli.py: {error}")

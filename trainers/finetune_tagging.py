@@ -18,6 +18,7 @@ from rich.console import Console
 
 from metaphrase.cli import parse
 from metaphrase.evaluation.transfer import FineTuningArguments, TaggingOptions, finetune_tagging, results_table
+from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.environment import prepare_process
 
 
@@ -39,5 +40,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (ValueError, OSError) as error:
+    except (MetaphraseError, ValueError, OSError) as error:
         sys.exit(f"trainers/finetune_tagging.py: {error}")

@@ -69,8 +69,9 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     trainer.train()
 
     # 6. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
-    release(encoder, output_dir, recipe=recipe.to_dict())
-    print(f"SentenceTransformer({output_dir!r}) loads it.")
+    if trainer.is_world_process_zero():
+        release(encoder, output_dir, recipe=recipe.to_dict())
+        print(f"SentenceTransformer({output_dir!r}) loads it.")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ of the sentences.
 """
 
 import sys
+from pathlib import Path
 
 import torch
 
@@ -42,7 +43,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
 
     # 3. Phrases that translate each other with a probability above one half.
     table = PhraseTable.of_corpus(dataset).filter(0.5)
-    phrases = table.save(f"{output_dir}-phrases.tsv.gz")
+    phrases = table.save(f"{Path(output_dir)}-phrases.tsv.gz")
     print(f"{len(table):,} phrase pairs.")
 
     # 4. A recipe: `mgc-hard.yaml` with the phrase table. A word can have several links, so its other
@@ -81,8 +82,9 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     trainer.train()
 
     # 7. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
-    release(encoder, output_dir, recipe=recipe.to_dict())
-    print(f"SentenceTransformer({output_dir!r}) loads it.")
+    if trainer.is_world_process_zero():
+        release(encoder, output_dir, recipe=recipe.to_dict())
+        print(f"SentenceTransformer({output_dir!r}) loads it.")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import fields
 from transformers import HfArgumentParser
 
 from metaphrase import RunConfig, TrainingRun
+from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.environment import prepare_process
 
 
@@ -38,5 +39,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (ValueError, OSError) as error:
+    except (MetaphraseError, ValueError, OSError) as error:
         sys.exit(f"trainers/train.py: {error}")

@@ -57,7 +57,8 @@ def test_the_card_of_a_data_set_is_read_at_its_commit_and_once(hub):
 
 def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
     commit = hub.put("acme/base", card("license: cc-by-sa-4.0"))
-    facts = {"command": "x", "seed": 1, "files": [ROW], "leakage": None, "transforms": {}, "hardware": {}}
+    facts = {"command": "x", "seed": 1, "files": [ROW], "leakage": None, "transforms": {}}
+    facts |= {"hardware": {}, "log_history": []}
     for model, license, wanted in (
         ("acme/base", None, "cc-by-sa-4.0"),
         (f"acme/base@{commit}", None, "cc-by-sa-4.0"),
@@ -80,7 +81,8 @@ def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
 def test_a_release_has_the_whole_licence_of_its_base(front, license, name, tiny_encoder, tmp_path):
     (tmp_path / "config.json").touch()
     (tmp_path / "README.md").write_bytes(card(front)["README.md"])
-    facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}, "hardware": {}}
+    facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}}
+    facts |= {"hardware": {}, "log_history": []}
     made = AlignmentModelCardData.adopt(tiny_encoder)
     fill_card(made, facts | {"model": str(tmp_path)})
     assert (made.license, made.license_name) == (license, name)
@@ -90,7 +92,8 @@ def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
     commit = hub.put("acme/large", card("license: cc-by-nc-4.0"))
     (tmp_path / "config.json").touch()
     (tmp_path / "README.md").write_bytes(card("license: [mit, apache-2.0]")["README.md"])
-    facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}, "hardware": {}}
+    facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}}
+    facts |= {"hardware": {}, "log_history": []}
     distill = Recipe.load("distill").to_dict()
     learned = {"sides": "both", "toward": "target"}
 

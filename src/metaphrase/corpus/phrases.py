@@ -120,7 +120,7 @@ class PhraseTable:
     def save(self, path: str | Path) -> Path:
         """Write the table atomically as TSV, compressed if the name ends with ``.gz``."""
         path = Path(path)
-        with replacing(path) as partial, text_writer(partial, packed=path.suffix == ".gz") as stream:
+        with replacing(path, unique=True) as partial, text_writer(partial, packed=path.suffix == ".gz") as stream:
             stream.write("\t".join(HEADER) + "\n")
             for source, target, count, p_target, p_source in self:
                 stream.write(f"{source}\t{target}\t{count}\t{p_target:.6g}\t{p_source:.6g}\n")
