@@ -647,6 +647,36 @@ def test_data_of_other_types_are_refused(make_trainer, rows, tiny_encoder):
     data = Dataset.from_list(rows)
     with pytest.raises(UsageError, match="`train_dataset` is or contains a data set without rows"):
         make_trainer(dataset={"de": data, "fi": data.select([])})
+    with pytest.raises(UsageError, match="`eval_dataset` is a dictionary without data sets"):
+        make_trainer(eval_dataset=DatasetDict())
+
+
+def test_a_split_for_validation_is_not_trained_on(make_trainer, rows):
+    data = Dataset.from_list(rows)
+    with pytest.raises(UsageError, match=r"`train_dataset` contains the split 'validation'.* `eval_dataset`"):
+        make_trainer(dataset=DatasetDict(train=data, validation=data))
+    make_trainer(dataset=DatasetDict(train=data, sw=data), eval_dataset=DatasetDict(validation=data))
+
+
+@pytest.mark.parametrize("name", ["dataset", "eval_dataset"])
+@pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
+def test_rows_without_a_batch_are_refused_before_training(make_trainer, rows, name, sampler):
+    data = Dataset.from_list(rows)
+    with pytest.raises(CorpusError, match=r"requires the columns 'source' and 'target', but \['source'\] is missing"):
+        make_trainer(**{name: data.remove_columns("source")}, batch_sampler=sampler)
+    with pytest.raises(CorpusError, match=r"'monolingual', which is missing.*Mix text in"):
+        make_trainer("amber", **{name: {"de": data.remove_columns("monolingual")}}, batch_sampler=sampler)
+    for kind in ("arrow", "pandas"):
+        with pytest.raises(
+            CorpusError, match=r"must be dictionaries, but are of type .*`dataset.with_format\(None\)`"
+        ):
+            make_trainer(**{name: data.with_format(kind)}, batch_sampler=sampler)
+
+
+def test_tables_of_a_stream_are_refused(make_trainer, rows):
+    trainer = make_trainer("tr", dataset=streamed(rows).with_format("arrow"))
+    with pytest.raises(CorpusError, match=r"must be dictionaries, but are of type pyarrow\.lib\.Table"):
+        trainer.train()
 
 
 def test_another_trainer_is_refused(rows, tiny_encoder, tmp_path):

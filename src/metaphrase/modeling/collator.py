@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,8 +57,26 @@ class ParallelCollator:
             ``{view: {feature: tensor}}``.
 
         Raises:
-            ValueError: A column is missing, or a sentence is not text.
+            CorpusError: As in :meth:`check`.
         """
+        self.check(examples)
+        epoch = int(self._epoch)
+        seeds = [(self.seed, epoch, fingerprint(example["source"], example["target"])) for example in examples]
+        batch = Batch(examples, self.tokenizer)
+        return {view.name: view.build(batch, [np.random.default_rng(seed) for seed in seeds]) for view in self.views}
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Refuse rows of which no batch can be built.
+
+        Raises:
+            CorpusError: The rows are not dictionaries, a column is missing, or a sentence is not text.
+        """
+        if not isinstance(examples[0], Mapping):
+            kind = type(examples[0])
+            raise CorpusError(
+                f"The rows of a bitext must be dictionaries, but are of type {kind.__module__}.{kind.__qualname__}. Reset "
+                "the format of the data set: `dataset.with_format(None)`."
+            )
         if missing := {"source", "target"} - examples[0].keys():
             raise CorpusError(
                 f"A bitext requires the columns 'source' and 'target', but {sorted(missing)} is missing "
@@ -77,7 +95,3 @@ class ParallelCollator:
                     f"View {view.name!r} reads the column {column!r}, which is missing (found {sorted(examples[0])}). "
                     f"{REMEDIES.get(column, 'Add it to the corpus.')}"
                 )
-        epoch = int(self._epoch)
-        seeds = [(self.seed, epoch, fingerprint(example["source"], example["target"])) for example in examples]
-        batch = Batch(examples, self.tokenizer)
-        return {view.name: view.build(batch, [np.random.default_rng(seed) for seed in seeds]) for view in self.views}

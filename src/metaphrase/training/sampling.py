@@ -14,7 +14,9 @@ from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicates
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch.utils.data import BatchSampler
 
-from metaphrase.exceptions import UsageError
+from metaphrase.corpus.files import SPLITS
+from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.modeling.collator import ParallelCollator
 
 #: Columns besides the two sentences that a kind of batches needs; mixed batches support streams, too.
 _COLUMNS: dict[str, tuple[str, ...]] = {"language": ("source_lang", "target_lang"), "shared_target": ()}
@@ -22,6 +24,8 @@ _COLUMNS: dict[str, tuple[str, ...]] = {"language": ("source_lang", "target_lang
 
 def check_data(dataset: Any, name: str) -> None:
     """Refuse data that are not data sets of the library `datasets`, or have no rows."""
+    if isinstance(dataset, Mapping) and not dataset:
+        raise UsageError(f"`{name}` is a dictionary without data sets. Omit it, or add one.")
     for part in parts_of(dataset):
         if not isinstance(part, Dataset | IterableDataset):
             raise UsageError(
@@ -38,6 +42,23 @@ def check_data(dataset: Any, name: str) -> None:
             raise UsageError(
                 f"`{name}` is or contains a data set without rows. Omit it, or check what was filtered out."
             )
+
+
+def check_splits(dataset: Any) -> None:
+    """Refuse to train on data sets that are named after a split for validation or tests."""
+    for name in dataset if isinstance(dataset, Mapping) else ():
+        if name in SPLITS and name != "train":
+            raise UsageError(
+                f"`train_dataset` contains the split {name!r}, which would be trained on. Remove it, and pass it as "
+                "`eval_dataset` if it is for validation. If it is for training, rename it."
+            )
+
+
+def check_rows(dataset: Any, collator: ParallelCollator) -> None:
+    """Refuse data sets of whose first row no batch can be built, before training; of a stream, nothing is read."""
+    for part in parts_of(dataset):
+        if isinstance(part, Dataset):
+            collator.check([part[0]])
 
 
 def check_batches(batches: str, dataset: Any, name: str, *, streams: bool = False) -> None:

@@ -44,7 +44,7 @@ from metaphrase.training.fault_tolerance import (
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
-from metaphrase.training.sampling import ChoosesBatches, check_batches, check_data
+from metaphrase.training.sampling import ChoosesBatches, check_batches, check_data, check_rows, check_splits
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 from metaphrase.training.weight_decay import decay_toward_start
 
@@ -79,6 +79,7 @@ class AlignmentTrainer(
             argument does not apply, an objective has no negatives to rank against, the run pushes a model that has one
             release per language, or the output folder is the encoder's or holds files that this library did not
             write.
+        CorpusError: The rows of a data set are not dictionaries, or lack a column that the loss reads.
         HubAccessError: The run pushes to the Hub, and the token is missing or has no write access.
         CheckpointError: The output folder is a file, or is not writable.
     """
@@ -103,6 +104,7 @@ class AlignmentTrainer(
         data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
         for name, dataset in data.items():
             check_data(dataset, name)
+        check_splits(train_dataset)
         self.model_init = model_init
         if model_init is not None:
             self._make_loss = check_loss_function(loss)
@@ -124,8 +126,9 @@ class AlignmentTrainer(
                 f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
                 f"{type(self.data_collator).__name__}. Omit it."
             )
-        check_batches(self.args.batches, train_dataset, "train_dataset")
-        check_batches(self.args.batches, eval_dataset, "eval_dataset", streams=True)
+        for name, dataset in data.items():
+            check_rows(dataset, self.data_collator)
+            check_batches(self.args.batches, dataset, name, streams=name == "eval_dataset")
         self._steps = StepGuard(self.args)
         self.use_loss(loss)
         self.add_callback(StepCallback(self))
