@@ -23,7 +23,7 @@ from transformers.models.bert.modeling_bert import BertPooler
 
 from metaphrase.encoders.adapters import add_lora
 from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
-from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
+from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_evaluation_batches
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.fault_tolerance import repeat_within_memory
 from metaphrase.training.heads import AlignmentHeads
@@ -872,8 +872,8 @@ def test_a_run_that_a_signal_stops_at_its_last_evaluation_has_ended(make_trainer
     assert after.steps == [6]
 
 
-def streamed(rows):
-    return IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)
+def streamed(rows, parts=1):
+    return Dataset.from_list(rows).to_iterable_dataset(num_shards=parts)
 
 
 @pytest.mark.parametrize("kind", ["stream", "map"])
@@ -908,9 +908,11 @@ def test_a_batch_without_negatives_is_refused(make_trainer, fault, recipe, named
 def test_a_single_pair_without_negatives_is_refused(make_trainer, rows, fault, kind):
     single = Dataset.from_list(rows[:1])
     dataset = single if kind is Dataset else DatasetDict(several=Dataset.from_list(rows), single=single)
-    with pytest.raises(UsageError, match=r"^tr ranks each pair against .* with a single pair, so nothing is learned"):
+    with pytest.raises(UsageError, match=r"^tr ranks .* `train_dataset` .* a single pair, whose loss is always 0"):
         make_trainer("tr", dataset=dataset)
-    make_trainer("ppa", dataset=dataset)
+    with pytest.raises(UsageError, match=r"^tr ranks .* `eval_dataset` .* a single pair, whose loss is always 0"):
+        make_trainer("tr", eval_dataset=dataset)
+    make_trainer("ppa", dataset=dataset, eval_dataset=dataset)
     fault("B3", "a single pair", tried=1, survived=1)
 
 
@@ -930,6 +932,26 @@ def test_evaluation_data_without_a_whole_batch_are_refused(make_trainer, rows):
     make_trainer(eval_dataset=data)
     with pytest.raises(UsageError, match="a data set with 7 pairs, which do not fill a batch of 8"):
         make_trainer(eval_dataset={"a": Dataset.from_list(rows[:8]), "b": data}, dataloader_drop_last=True)
+    trainer = make_trainer("tr", eval_dataset=streamed(rows[:7]), dataloader_drop_last=True)
+    with pytest.raises(CorpusError, match=r"evaluation data have no pairs, or too few for a batch.* which is 8"):
+        trainer.evaluate()
+
+
+def test_an_evaluation_batch_without_negatives_is_refused(make_trainer, rows):
+    settings = {"eval_dataset": Dataset.from_list(rows), "per_device_eval_batch_size": 1}
+    with pytest.raises(UsageError, match=r"^tr ranks .* an evaluation batch of 1 has no other.*at least 2"):
+        make_trainer("tr", **settings)
+    make_trainer("ppa", **settings)
+    make_trainer("tr", per_device_eval_batch_size=1)
+
+
+def test_processes_do_not_divide_the_files_of_an_evaluation_stream(make_trainer, rows, monkeypatch):
+    """They would evaluate different numbers of batches. Of a single file, all read all rows."""
+    trainer = make_trainer("tr")
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
+    check_evaluation_batches(streamed(rows), trainer.args, trainer.loss.objectives)
+    with pytest.raises(UsageError, match=r"a stream of 3 parts.* 2 processes.* without streaming"):
+        check_evaluation_batches(streamed(rows, parts=3), trainer.args, trainer.loss.objectives)
 
 
 @pytest.mark.parametrize("recipe", ["ppa", "mexma"])

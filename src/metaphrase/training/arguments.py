@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from accelerate.utils import parse_flag_from_env
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import nn
@@ -183,34 +183,52 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
             "A bitext has no labels to group batches by. Set batch_sampler to 'no_duplicates', or omit it."
         )
     _check_shared_targets(args, objectives)
-    size, processes = args.per_device_train_batch_size, args.world_size
-    alone = [
-        name
-        for name, objective in objectives.items()
-        if objective.in_batch_negatives and size * (processes if objective.gather else 1) < 2
-    ]
-    if alone:
+    size = args.per_device_train_batch_size
+    if ranking := _ranking_nothing(objectives, size, args.world_size):
         raise UsageError(
-            f"{', '.join(alone)} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
+            f"{ranking} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
             "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size, or "
             "effective_batch_size, to at least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
         )
 
 
-def check_negatives(dataset: Any, objectives: Mapping[str, Objective]) -> None:
+def _ranking_nothing(objectives: Mapping[str, Objective], size: int, processes: int) -> str:
+    """The objectives whose negatives are the other pairs of the batch, if a batch of this size has no other pairs."""
+    return ", ".join(
+        name
+        for name, objective in objectives.items()
+        if objective.in_batch_negatives and size * (processes if objective.gather else 1) < 2
+    )
+
+
+def check_negatives(dataset: Any, name: str, objectives: Mapping[str, Objective]) -> None:
     """Refuse data with a single pair for objectives whose negatives are the other pairs of the batch."""
-    ranking = ", ".join(name for name, objective in objectives.items() if objective.in_batch_negatives)
+    ranking = _ranking_nothing(objectives, 1, processes=1)
     if ranking and any(isinstance(part, Dataset) and len(part) < 2 for part in parts_of(dataset)):
         raise UsageError(
-            f"{ranking} ranks each pair against the other pairs of its batch, but `train_dataset` is or contains a data set "
-            "with a single pair, so nothing is learned. Add pairs."
+            f"{ranking} ranks each pair against the other pairs of its batch, but `{name}` is or contains a data set with a "
+            "single pair, whose loss is always 0. Add pairs."
         )
 
 
-def check_evaluation_batches(dataset: Any, args: AlignmentTrainingArguments) -> None:
-    """Refuse evaluation data that do not fill a batch, if incomplete batches are dropped."""
-    size = args.per_device_eval_batch_size * args.world_size
+def check_evaluation_batches(
+    dataset: Any, args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]
+) -> None:
+    """Refuse evaluation data whose loss is always 0, that do not fill a batch, or that processes cannot divide evenly."""
+    check_negatives(dataset, "eval_dataset", objectives)
+    size, processes = args.per_device_eval_batch_size, args.world_size
+    if dataset is not None and (ranking := _ranking_nothing(objectives, size, processes)):
+        raise UsageError(
+            f"{ranking} ranks each pair against the other pairs of its batch, but an evaluation batch of {size} has no "
+            "other pairs, so its loss is always 0. Set per_device_eval_batch_size to at least 2."
+        )
+    size *= processes
     for part in parts_of(dataset):
+        if isinstance(part, IterableDataset) and 1 < processes <= part.num_shards:
+            raise UsageError(
+                f"`eval_dataset` is a stream of {part.num_shards} parts, which would be divided among {processes} "
+                "processes, but all must evaluate the same number of batches. Load the evaluation data without streaming."
+            )
         if args.dataloader_drop_last and isinstance(part, Dataset) and len(part) < size:
             raise UsageError(
                 f"`eval_dataset` is or contains a data set with {counted(len(part), 'pair')}, which do not fill a batch of "

@@ -90,7 +90,7 @@ def parts_of(dataset: Any) -> list[Any]:
 
 
 class ChoosesBatches(SentenceTransformerTrainer):
-    """The part of the trainer that chooses the sampler of the batches."""
+    """The part of the trainer that chooses the sampler of the batches, and checks that evaluation data have some."""
 
     args: Any
     alignment_loss: Any
@@ -114,6 +114,19 @@ class ChoosesBatches(SentenceTransformerTrainer):
     def get_multi_dataset_batch_sampler(self, *args: Any, **kwargs: Any) -> BatchSampler:
         """The sampler of the batches of several data sets."""
         return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, and fail if the data, such as a stream, have no batch; the loss would be missing."""
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        has_data = not isinstance(
+            dataloader.dataset, list
+        )  # the parent class passes a list if there are only evaluators
+        if has_data and not any(name.endswith("_loss") for name in output.metrics):
+            raise CorpusError(
+                "The evaluation data have no pairs, or too few for a batch, so they have no loss. Add pairs, or lower "
+                f"per_device_eval_batch_size, which is {self.args.per_device_eval_batch_size}."
+            )
+        return output
 
     @property
     def _data_seed(self) -> int:

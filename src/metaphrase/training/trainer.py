@@ -119,8 +119,8 @@ class AlignmentTrainer(
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(model, args, **data, loss=loss, model_init=model_init, **kwargs)
         check_arguments(self.args, loss.objectives)
-        check_negatives(train_dataset, loss.objectives)
-        check_evaluation_batches(self.eval_dataset, self.args)
+        check_negatives(train_dataset, "train_dataset", loss.objectives)
+        check_evaluation_batches(eval_dataset, self.args, loss.objectives)
         if not isinstance(self.data_collator, ParallelCollator):
             raise UsageError(
                 f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
