@@ -304,6 +304,27 @@ def test_a_schedule_of_measurements_may_change_its_factor(make_trainer):
     assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-5, 0.5e-5])
 
 
+def test_the_best_model_is_selected_anew_with_other_evaluation_data(make_trainer, rows, caplog):
+    def train(rows, **resuming):
+        trainer = make_trainer(
+            "tr",
+            eval_dataset=Dataset.from_list(rows),
+            eval_strategy="steps",
+            eval_steps=3,
+            metric_for_best_model="loss",
+            learning_rate=0.0,
+        )
+        trainer.train(**resuming)
+        return trainer.state.best_metric
+
+    checkpoint = {"resume_from_checkpoint": True}
+    small = train(rows[:4])
+    assert train(rows[:4], **checkpoint) == small
+    assert "What selects the best model differs" not in caplog.text
+    assert train(rows[:8], **checkpoint) > small
+    assert "What selects the best model differs" in caplog.text
+
+
 def test_a_schedule_does_not_compare_scores_on_different_dev_sets(make_trainer):
     rates, _ = rates_after_resuming(make_trainer, PLATEAU, PLATEAU, dev="b")
     assert rates == pytest.approx([1e-3, 1e-3, 1e-4, 1e-5, 1e-6])

@@ -28,7 +28,7 @@ from metaphrase.exceptions import UsageError
 from metaphrase.training.fault_tolerance import GracefulShutdown, StepGuard
 from metaphrase.training.heads import restore_heads
 from metaphrase.training.loss import AlignmentLoss
-from metaphrase.training.resuming import DataPosition, RunFacts, choose_checkpoint, verify_best
+from metaphrase.training.resuming import DataPosition, RunFacts, choose_checkpoint, digest_of, verify_best
 
 logger = logging.getLogger(__name__)
 
@@ -158,10 +158,13 @@ class ResumesRuns(AtomicCheckpoints):
         """What selects the best model; None if nothing does."""
         if self.args.metric_for_best_model is None:
             return None
+        dev = dict(self.dev_digests)
+        if (digest := digest_of(self.eval_dataset)) is not None:
+            dev["eval_dataset"] = digest
         return {
             "metric": self.args.metric_for_best_model.removeprefix("eval_"),
             "greater_is_better": self.args.greater_is_better,
-            "dev": dict(self.dev_digests),
+            "dev": dev,
         }
 
     def _forget_best_checkpoint(self, selection: Mapping[str, Any] | None) -> None:

@@ -59,7 +59,7 @@ class RunFacts:
     ) -> None:
         self._loss, self._args, self._decay = loss, args, decay
         self._model = loss.model
-        self._digested: tuple[Any, str | None] = (None, None)  # a data set and its digest
+        self._digested: tuple[Any, str | None] = (None, None)  # the training data and their digest
 
     def collect(self, dataset: Any) -> dict[str, Any]:
         """The facts of training on a data set, as JSON values."""
@@ -84,7 +84,9 @@ class RunFacts:
             facts["pairs"] = sum(map(len, parts.values()))
         if isinstance(dataset, IterableDataset) and self._args.dataloader_num_workers:
             facts["dataloader_num_workers"] = min(self._args.dataloader_num_workers, dataset.num_shards)
-        if (digest := self._corpus_digest(dataset)) is not None:
+        if self._digested[0] is not dataset:
+            self._digested = dataset, digest_of(dataset)
+        if (digest := self._digested[1]) is not None:
             facts["corpus"] = digest
         return dict(as_json(facts))
 
@@ -123,17 +125,14 @@ class RunFacts:
             digests |= objective.digests()
         return {name: digest[:16] for name, digest in digests.items()}
 
-    def _corpus_digest(self, dataset: Any) -> str | None:
-        """Digest of the rows, or of the files of a stream if they are known."""
-        if self._digested[0] is not dataset:
-            if isinstance(dataset, Dataset):
-                digest: str | None = data_digest(dataset)
-            elif isinstance(dataset, Mapping):
-                digest = _digest([[name, data_digest(part)] for name, part in dataset.items()])
-            else:
-                digest = stream_digest(dataset) if isinstance(dataset, IterableDataset) else None
-            self._digested = dataset, digest
-        return self._digested[1]
+
+def digest_of(dataset: Any) -> str | None:
+    """Digest of the rows of one or several data sets, or of the files of a stream if they are known."""
+    if isinstance(dataset, Dataset):
+        return data_digest(dataset)
+    if isinstance(dataset, Mapping):
+        return _digest([[name, data_digest(part)] for name, part in dataset.items()])
+    return stream_digest(dataset) if isinstance(dataset, IterableDataset) else None
 
 
 def _digest(content: Any) -> str:
