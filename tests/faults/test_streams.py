@@ -92,6 +92,21 @@ def test_a_stream_read_by_a_worker_goes_on_too(make_trainer, stream, tmp_path, f
     fault("A4", "stream resumed, read by a worker process", tried=1, survived=1)
 
 
+def test_a_stream_is_not_resumed_with_another_batch_size(make_trainer, stream, tmp_path):
+    """Its position is a number of batches."""
+    settings = {"recipe": "tr", "dataset": stream}
+    make_trainer("whole", **settings, max_steps=2, save_steps=2).train()
+    settings |= {"per_device_train_batch_size": 4, "allow_changes": True}
+    checkpoint = tmp_path / "whole" / "checkpoint-2"
+    with pytest.raises(CheckpointError, match=r"size \(8 → 4\).* is a number of batches.*--ignore_data_skip"):
+        make_trainer("again", **settings).verify_checkpoint(checkpoint)
+    resumed = make_trainer("again", **settings, ignore_data_skip=True, max_steps=3)
+    rest = seen(resumed)
+    resumed.train(resume_from_checkpoint=checkpoint)
+    batch = next(iter(make_trainer("other", **settings).get_train_dataloader()))
+    assert rest == [[view["input_ids"].tolist() for view in batch.values()]]
+
+
 def test_a_stream_is_not_resumed_with_another_number_of_workers(make_trainer, stream, tmp_path):
     """More workers than the stream has parts read it like one per part."""
     make_trainer("whole", dataset=stream, max_steps=1, save_steps=1).train()

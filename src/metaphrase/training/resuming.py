@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 #: Words that --resume_from_checkpoint takes instead of a path.
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
+#: Facts that the position in a stream depends on, which is counted in batches.
+COUNTED_IN = ("per_device_train_batch_size", "processes")
+
 
 class RunFacts:
     """Facts of a run that must not change when it is resumed. Digests are computed once.
@@ -186,6 +189,12 @@ def _verified_checkpoint(
             original = f"encoder with --model {base}@{commit}" if is_other else "settings"
             raise CheckpointError(
                 f"{message} Restore the original {original}, or pass --allow_changes to `metaphrase train`."
+            )
+        skips_batches = "pairs" not in now and not args.ignore_data_skip  # of a stream
+        if skips_batches and any(manifest["run"].get(name) != now[name] for name in COUNTED_IN):
+            raise CheckpointError(
+                f"{message} The position in a stream is a number of batches, so --allow_changes does not apply to their size "
+                "and the number of processes. Restore these, or pass --ignore_data_skip to read the stream from its start."
             )
         logger.warning("%s", message)
     before = manifest["versions"] | manifest["hardware"]
