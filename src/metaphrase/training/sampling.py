@@ -118,10 +118,8 @@ class ChoosesBatches(SentenceTransformerTrainer):
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and fail if the data, such as a stream, have no batch; the loss would be missing."""
         output = super().evaluation_loop(dataloader, *args, **kwargs)
-        has_data = not isinstance(
-            dataloader.dataset, list
-        )  # the parent class passes a list if there are only evaluators
-        if has_data and not any(name.endswith("_loss") for name in output.metrics):
+        only_evaluators = isinstance(dataloader.dataset, list)  # the parent class passes an empty list
+        if not only_evaluators and not any(name.endswith("_loss") for name in output.metrics):
             raise CorpusError(
                 "The evaluation data have no pairs, or too few for a batch, so they have no loss. Add pairs, or lower "
                 f"per_device_eval_batch_size, which is {self.args.per_device_eval_batch_size}."
