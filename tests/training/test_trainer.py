@@ -958,6 +958,14 @@ def test_evaluation_data_without_a_whole_batch_are_refused(make_trainer, rows):
         trainer.evaluate()
 
 
+def test_the_terms_of_an_evaluation_are_those_of_its_data(make_trainer, rows):
+    trainer = make_trainer("tr", eval_dataset=Dataset.from_list(rows[:8]))
+    trainer.predict(Dataset.from_list(rows[:4]))
+    trainer.evaluate()
+    logged = trainer.state.log_history[-1]
+    assert logged["eval_tr"] == pytest.approx(logged["eval_loss"], abs=1e-3)
+
+
 def test_an_evaluation_batch_without_negatives_is_refused(make_trainer, rows):
     settings = {"eval_dataset": Dataset.from_list(rows), "per_device_eval_batch_size": 1}
     with pytest.raises(UsageError, match=r"^tr ranks .* an evaluation batch of 1 has no other.*at least 2"):

@@ -117,6 +117,9 @@ class ChoosesBatches(SentenceTransformerTrainer):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and fail if the data, such as a stream, have no batch; the loss would be missing."""
+        self.accum_loss_components[
+            "eval"
+        ] = {}  # the parent class keeps the terms of `predict` for the next evaluation
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         only_evaluators = isinstance(dataloader.dataset, list)  # the parent class passes an empty list
         if not only_evaluators and not any(name.endswith("_loss") for name in output.metrics):
