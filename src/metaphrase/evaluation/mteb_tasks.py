@@ -84,13 +84,15 @@ def mteb_languages(languages: Sequence[str]) -> list[str]:
 
 
 def language_script(language: str) -> str:
-    """Code of a language with its script, as in MTEB: the script that the code names, or else the usual one.
+    """Code of a language with its script, as in MTEB: the script that the code names, or else the usual one there.
 
     >>> language_script("sw"), language_script("zh"), language_script("zh-Hant"), language_script("ace_Arab")
     ('swa-Latn', 'zho-Hans', 'zho-Hant', 'ace-Arab')
+    >>> language_script("pt-BR"), language_script("zh_TW"), language_script("es-419")
+    ('por-Latn', 'zho-Hant', 'spa-Latn')
     """
-    code, _, script = language.replace("_", "-").partition("-")
-    script = script or langcodes.Language.get(code).maximize().script or "Latn"
+    code = language.replace("_", "-").partition("-")[0]
+    script = langcodes.Language.get(language).maximize().script or "Latn"
     return f"{_three_letters(code)}-{script}"
 
 
