@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
 from stored_results import fill, markdown, refuse_less, reports_errors
 from transformers import HfArgumentParser
-from update_tables import hardware_words
+from update_tables import machine_words
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.hub import is_hub_name
@@ -487,11 +487,11 @@ def shown(value: Mapping[str, Any], form: str = ".1f") -> str:
 def table(grid: Grid, result: Mapping[str, Any]) -> str:
     """Format the results as Markdown: cells, then gains per language, for every test set."""
     total = sum(result["pairs"].values())
-    where = result["hardware"].get("gpu") or hardware_words(result["hardware"])
     frozen = ", word embeddings frozen" if result["frozen_word_embeddings"] else ""
     lines = [
         f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} pairs, from {total:,} pairs in "
-        f"{counted(len(result['pairs']), 'language')}; {counted(len(result['seeds']), 'seed')}; {where}. "
+        f"{counted(len(result['pairs']), 'language')}; {counted(len(result['seeds']), 'seed')}; "
+        f"{machine_words(result['hardware'])}. "
         "Means over the seeds ± 95 % interval (Student's t; for differences, over the test sentences too); a difference "
         "smaller than its interval is a tie.",
     ]

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from evidence_table import CONFIG, COSTS, GAINS, STARTER, UNTESTED, VARIANTS, Difference, Stored, machine
-from update_tables import CARDS
+from evidence_table import CONFIG, HEADINGS, STARTER, UNTESTED, VARIANTS, Difference, Stored
+from update_tables import CARDS, machine_words
 
 from metaphrase.corpus.identification import language_name
 from metaphrase.encoders.starter import HUB_ID
@@ -99,7 +99,9 @@ def write_cards(results: Path, folder: Path = CARDS) -> list[Path]:
 def card(stored: Stored, name: str, entry: Mapping[str, Any], recipes: Sequence[str]) -> str:
     """The text of the card of a recipe, with its entry in the configuration. ``recipes`` are all that are compared."""
     recipe, seeds = Recipe.load(entry["recipe"]), stored.seeds(name)
-    facts = stored.training[name, seeds[0]]
+    training = {seed: stored.training[name, seed] for seed in seeds}
+    facts = training[seeds[0]]
+    terms = facts["settings"]["terms"]
     metadata = {
         "license": "mit",
         "base_model": HUB_ID,
@@ -107,72 +109,69 @@ def card(stored: Stored, name: str, entry: Mapping[str, Any], recipes: Sequence[
         "tags": list(dict.fromkeys(["sentence-similarity", "cross-lingual", "metaphrase", name])),
         "metaphrase": {
             "recipe": name,
-            "task_vectors_sha256": {seed: stored.training[name, seed]["vector"] for seed in seeds},
+            "task_vectors_sha256": {seed: training[seed]["vector"] for seed in seeds},
             "versions": facts["versions"],
         },
     }
     citations = dict.fromkeys(OBJECTIVES[term.objective].citation.strip() for term in recipe.terms)
-    found = {variant: _differences(stored, name, variant, recipes) for variant in VARIANTS}
-    release = entry.get("release")
-    terms = facts["settings"]["terms"]
+    differences = {variant: _differences(stored, name, variant, recipes) for variant in VARIANTS}
+    has_untested = any(
+        difference.interval is None for by_score in differences.values() for difference in by_score.values()
+    )
     return TEXT.format(
         metadata=yaml.safe_dump(metadata, sort_keys=False),
         name=name,
         base=HUB_ID,
-        summary=_summary(found["raw"], facts["steps"]),
+        summary=_summary(differences["raw"], facts["steps"]),
         paper=f"The recipe follows {recipe.paper}. " if recipe.paper else "",
         larger="; the paper's setting is larger" if recipe.paper else "",
-        released=RELEASED.format(**release) if release else "",
-        untested=f"\n{UNTESTED}" * any(one.interval is None for own in found.values() for one in own.values()),
-        results="\n".join(_results(stored, name, found)),
+        released=RELEASED.format(**entry["release"]) if entry.get("release") else "",
+        untested=f"\n{UNTESTED}" if has_untested else "",
+        results="\n".join(_result_tables(stored, name, differences)),
         steps=facts["steps"],
         batch=facts["batch_size"],
         pairs=sum(facts["languages"].values()),
-        languages=listed([language_name(one) for one in facts["languages"]]),
+        languages=listed([language_name(language) for language in facts["languages"]]),
         length=facts["settings"]["max_length"],
         seeds=listed(list(map(str, seeds))),
         numbers=" ".join(map(str, seeds)),
-        hardware=listed(sorted({machine(stored.training[name, seed]) for seed in seeds})),
+        hardware=listed(sorted({machine_words(run["hardware"]) for run in training.values()})),
         recipe=fence(yaml.safe_dump({"terms": terms}, sort_keys=False), "yaml"),
-        changes=CHANGED * (terms != as_json(recipe.to_dict()["terms"])),
+        changes=CHANGED if terms != as_json(recipe.to_dict()["terms"]) else "",
         citation=fence("\n\n".join(citations), "bibtex"),
     )
 
 
 def _differences(stored: Stored, name: str, variant: str, recipes: Sequence[str]) -> dict[str, Difference]:
     """The differences of a recipe from the starter by score, with their verdicts among those of all recipes."""
-    scores = [score for score in {**GAINS, **COSTS} if score in stored.scores]
-    found = stored.differences(recipes, variant, STARTER, scores)
-    return {score: one for (recipe, score), one in found.items() if recipe == name}
+    differences = stored.compare_all(recipes, variant, STARTER)
+    return {score: difference for (recipe, score), difference in differences.items() if recipe == name}
 
 
-def _summary(found: Mapping[str, Difference], steps: int) -> str:
+def _summary(differences: Mapping[str, Difference], steps: int) -> str:
     """How many scores are better and worse, as a sentence."""
-    verdicts = [one.verdict for one in found.values() if one.interval]
-    better, worse = map(verdicts.count, ("better", "worse"))
+    verdicts = [difference.verdict for difference in differences.values() if difference.interval]
     return (
-        f"After {steps} steps, it is better than the starter on {better} of {len(verdicts)} scores, and worse on "
-        f"{worse or 'none'}."
+        f"After {steps} steps, it is better than the starter on {verdicts.count('better')} of {len(verdicts)} scores, and "
+        f"worse on {verdicts.count('worse') or 'none'}."
     )
 
 
-def _results(stored: Stored, name: str, found: Mapping[str, Mapping[str, Difference]]) -> Iterator[str]:
-    """The tables of a recipe, one for each of its encoders."""
-    for variant, words in VARIANTS.items():
-        rows: list[dict[str, Any]] = []
-        for score, difference in found[variant].items():
-            own = [one["score"] for key, one in stored.scores[score].items() if key[:2] == (name, variant)]
-            rows.append(
-                {
-                    "benchmark": {**GAINS, **COSTS}[score],
-                    "starter": f"{stored.scores[score][STARTER, '', -1]['score']:.1f}",
-                    "this recipe": f"{fmean(own):.1f}",
-                    "difference": difference.words,
-                    "seeds": difference.seeds,
-                    "verdict": difference.verdict,
-                }
-            )
+def _result_tables(stored: Stored, name: str, differences: Mapping[str, Mapping[str, Difference]]) -> Iterator[str]:
+    """The tables of a recipe, one for each of its encoders, from the differences by variant and score."""
+    for variant, heading in VARIANTS.items():
+        rows: list[dict[str, Any]] = [
+            {
+                "benchmark": HEADINGS[score],
+                "starter": f"{fmean(stored.values(score, STARTER, '')):.1f}",
+                "this recipe": f"{fmean(stored.values(score, name, variant)):.1f}",
+                "difference": difference.words,
+                "seeds": difference.seeds,
+                "verdict": difference.verdict,
+            }
+            for score, difference in differences[variant].items()
+        ]
+        if variant == "merged":
+            heading += f", with alpha {stored.chosen_alphas(name)} by seed"
         if rows:
-            alphas = [curve["alpha"] for key, curve in stored.alphas.items() if key[0] == name]
-            chosen = f", with alpha {', '.join(f'{alpha:g}' for alpha in alphas)} by seed" * (variant == "merged")
-            yield f"\n### {words}{chosen}\n\n{table(rows)}"
+            yield f"\n### {heading}\n\n{table(rows)}"

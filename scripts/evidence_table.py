@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +21,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import t as student
 from stored_results import fill, markdown
-from update_tables import hardware_words
+from update_tables import machine_words
 
 from metaphrase.evaluation.measures import Measure
 from metaphrase.evaluation.result import Result, complete_groups
@@ -33,7 +32,7 @@ from metaphrase.io.work_folders import read_part
 
 #: The recipes and the papers' claims.
 CONFIG = Path(__file__).parents[1] / "configs" / "evidence.yaml"
-#: Most blocks of items.
+#: Maximum number of blocks of items.
 BLOCKS = 100
 #: Scores in the tables and their headings: what the objectives aim at, and what they may cost.
 GAINS = {
@@ -59,16 +58,18 @@ COSTS = {
     "ud probe f1": "POS F1",
     "xquad f1": "XQuAD F1",
 }
-#: Names of the encoders of a cell, in words.
+HEADINGS = {**GAINS, **COSTS}
+#: The encoders of a cell that are measured, and their names in headings.
 VARIANTS = {"raw": "As trained", "merged": "Merged", "released": "Merged and debiased"}
-#: Groups of the languages of SIB-200 that are kept.
+#: Groups of the languages of SIB-200 that are stored.
 RESOURCES = ("trained", "in XLM-R", "not in XLM-R")
-#: Axes of the plot: gain and cost.
-AXES = ("tatoeba", "stsb")
+#: Scores on the axes of the plot.
+GAIN_AXIS, COST_AXIS = "tatoeba", "stsb"
+#: The baselines of the tables: the encoder before training, and a recipe.
 STARTER, REFERENCE = "starter", "tr"
-#: Start of the names of scores of a group of languages of Tatoeba.
-GROUP = "tatoeba, the "
-#: File of the time of a step of each recipe.
+#: Prefix of the names of scores of a group of languages of Tatoeba.
+TATOEBA_GROUP = "tatoeba, the "
+#: File with the time of a step of each recipe.
 STEP_TIMES = "step_times.json"
 #: Why differences lack an interval.
 UNTESTED = (
@@ -90,16 +91,21 @@ def block_values(
     values is the score.
     """
 
-    def mean(chosen: Iterable[Any]) -> float:
-        return fmean(measure.score(one) for one in chosen)
+    def mean_score(items_of_languages: Iterable[Any]) -> float:
+        return fmean(map(measure.score, items_of_languages))
 
-    blocks = min([BLOCKS, *map(_size, items.values())])
-    numbers = {
-        language: np.arange(_size(one)) if ids is None else np.array(ids[language]) for language, one in items.items()
-    }
-    score = mean(items.values())
-    left_b = np.array([mean(_without(items[one], b, numbers[one] % blocks) for one in items) for b in range(blocks)])
-    value_b = blocks * score - (blocks - 1) * left_b
+    sizes = {language: _size(items[language]) for language in items}
+    blocks = min(BLOCKS, *sizes.values())
+    numbers = {language: np.arange(size) for language, size in sizes.items()} if ids is None else ids
+    block_of_items = {language: np.asarray(numbers[language]) % blocks for language in items}
+    score = mean_score(items.values())
+    score_without_b = np.array(
+        [
+            mean_score(_without(items[language], block, block_of_items[language]) for language in items)
+            for block in range(blocks)
+        ]
+    )
+    value_b = blocks * score - (blocks - 1) * score_without_b
     return value_b - value_b.mean() + score
 
 
@@ -116,17 +122,19 @@ def _without(items: Any, block: int, block_n: NDArray[np.int64]) -> Any:
     if not isinstance(items, np.ndarray) and isinstance(items[1], Mapping):  # counts by sentence, of mined pairs
         count, outcomes = items
         blocks = block_n.max() + 1
-        return count, {name: one for name, one in outcomes.items() if crc32(name.encode()) % blocks != block}
-    kept = block_n != block
-    return items[kept] if isinstance(items, np.ndarray) else tuple(np.asarray(side)[kept] for side in items)
+        return count, {name: counts for name, counts in outcomes.items() if crc32(name.encode()) % blocks != block}
+    outside_n = block_n != block
+    if isinstance(items, np.ndarray):
+        return items[outside_n]
+    return tuple(np.asarray(column)[outside_n] for column in items)
 
 
 @dataclass(frozen=True)
 class Difference:
     """A difference between two encoders: mean over the shared seeds in points, with a 95 % interval over seeds and items.
 
-    The verdict is that after Holm's correction over a table, the p-value that before it. A score without blocks of items has
-    neither.
+    The p-value is uncorrected; the verdict is set after Holm's correction over a table, by :func:`with_verdicts`. Without
+    blocks of items, there is no interval, no p-value and an empty verdict.
     """
 
     mean: float
@@ -136,13 +144,17 @@ class Difference:
     verdict: str = "tie"
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.words, self.verdict)))
+        return f"{self.words} {self.verdict}".rstrip()
 
     @property
     def words(self) -> str:
         """The difference with its interval."""
-        mean, *ends = (round(value, 6) + 0.0 for value in (self.mean, *(self.interval or ())))  # -0.0 is below zero
-        return f"{mean:+.1f}" + (f" [{ends[0]:+.1f}, {ends[1]:+.1f}]" if ends else "")
+        # Rounding error of equal encoders must not be formatted as -0.0.
+        mean, *interval = (round(value, 6) + 0.0 for value in (self.mean, *(self.interval or ())))
+        if not interval:
+            return f"{mean:+.1f}"
+        low, high = interval
+        return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def difference(value_sb: NDArray[np.float64]) -> Difference:
@@ -157,23 +169,30 @@ def difference(value_sb: NDArray[np.float64]) -> Difference:
     Difference(mean=2.0, interval=(-0.48..., 4.48...), p_value=0.074..., seeds=1, verdict='tie')
     """
     mean = float(value_sb.mean())
-    means = [means for means in (value_sb.mean(0), value_sb.mean(1)) if len(means) > 1]
-    parts = [(float(each.var(ddof=1)) / len(each), len(each) - 1) for each in means]
-    if not (variance := sum(part for part, _ in parts)):
-        return Difference(mean, (mean, mean), float(mean == 0), len(value_sb))
-    freedom = variance**2 / sum(part**2 / own for part, own in parts)
+    seeds = len(value_sb)
+    variance = weighted = 0.0
+    for means in (value_sb.mean(0), value_sb.mean(1)):  # of blocks, and of seeds
+        if len(means) > 1:
+            variance_of_mean = float(means.var(ddof=1)) / len(means)
+            variance += variance_of_mean
+            weighted += variance_of_mean**2 / (len(means) - 1)
+    if not variance:
+        return Difference(mean, (mean, mean), float(mean == 0), seeds)
+    degrees_of_freedom = variance**2 / weighted
     error = variance**0.5
-    half = float(student.ppf((1 + CONFIDENCE) / 2, freedom)) * error
-    p_value = 2 * float(student.sf(abs(mean) / error, freedom))
-    return Difference(mean, (mean - half, mean + half), p_value, len(value_sb))
+    half_width = float(student.ppf((1 + CONFIDENCE) / 2, degrees_of_freedom)) * error
+    p_value = 2 * float(student.sf(abs(mean) / error, degrees_of_freedom))
+    return Difference(mean, (mean - half_width, mean + half_width), p_value, seeds)
 
 
-def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool]) -> dict[Any, Difference]:
-    """Verdicts after Holm's correction over all differences of a table that have intervals."""
-    adjusted = holm({key: one.p_value for key, one in found.items() if one.p_value is not None})
-    signs = {key: -1 if lower_is_better[key] else 1 for key in found}
-    verdicts = {key: verdict(signs[key] * found[key].mean, adjusted[key]) for key in adjusted}
-    return {key: replace(one, verdict=verdicts.get(key, "")) for key, one in found.items()}
+def with_verdicts(differences: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool]) -> dict[Any, Difference]:
+    """The differences of a table with their verdicts, after Holm's correction over those that have intervals."""
+    p_values = {key: difference.p_value for key, difference in differences.items() if difference.p_value is not None}
+    verdicts = {}
+    for key, corrected in holm(p_values).items():
+        mean = differences[key].mean
+        verdicts[key] = verdict(-mean if lower_is_better[key] else mean, corrected)
+    return {key: replace(difference, verdict=verdicts.get(key, "")) for key, difference in differences.items()}
 
 
 # -------------------------------------------------------------------------------------------------------------- storage
@@ -185,33 +204,39 @@ def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str
     ``scores`` are results by name, as `Result.to_dict` returns them; those without items are omitted. Blocks hold
     translations of the same items; those of Tatoeba hold rows, as few of its sentences are translated into two languages.
     """
-    kept: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     for name, content in scores.items():
         if content["statistic"] is None:
             continue
         result = Result.from_dict(content)
-        measure = result.statistic_measure()
         items = {language: result.items(language) for language in result.languages}
-        ids = None if name.startswith(AXES[0]) else result.item_ids()
+        ids = None if name.startswith("tatoeba") else result.item_ids()
         if ids and len(set(map(tuple, ids.values()))) == 1:
             ids = None  # rows with the same number are translations of each other
-        resources = language_groups(list(items), trained)
-        groups = TATOEBA_GROUPS | {group: resources[group] for group in RESOURCES if group in resources}
-        members = {name: list(items)} | {
-            f"{name}, {'the ' * group.isdigit()}{group}": members
-            for group, members in complete_groups(groups, items).items()
-            if group in result.groups
-        }
-        for title, languages in members.items():
-            value_b = block_values(measure, {language: items[language] for language in languages}, ids)
-            kept[title] = {
+        for title, languages in _groups_of(result, name, items, trained).items():
+            items_of_group = {language: items[language] for language in languages}
+            value_b = block_values(result.statistic_measure(), items_of_group, ids)
+            stored[title] = {
                 "score": round(float(value_b.mean()), 4),
                 "lower_is_better": result.lower_is_better,
                 "languages": len(languages),
-                "items": sum(_size(items[language]) for language in languages),
+                "items": sum(map(_size, items_of_group.values())),
                 "blocks": " ".join(f"{value:.2f}" for value in value_b),
             }
-    return kept
+    return stored
+
+
+def _groups_of(
+    result: Result, name: str, items: Mapping[str, Any], trained: Sequence[str]
+) -> dict[str, Sequence[str]]:
+    """The languages of a score and of each of its stored groups, by the name of the score or group."""
+    resources = language_groups(list(items), trained)
+    groups = TATOEBA_GROUPS | {group: resources[group] for group in RESOURCES if group in resources}
+    titles: dict[str, Sequence[str]] = {name: list(items)}
+    for group, languages in complete_groups(groups, items).items():
+        if group in result.groups:
+            titles[f"{name}, the {group}" if group.isdigit() else f"{name}, {group}"] = languages
+    return titles
 
 
 @dataclass(frozen=True)
@@ -240,81 +265,119 @@ class Stored:
     @classmethod
     def read(cls, folder: Path) -> Stored:
         """Read a folder. Results of other weights than those of the last training run, or of another alpha, are skipped."""
-        training, alphas, scores, machines = {}, {}, {}, set()
-        for path in sorted(folder.glob("*/seed*/train.json")):
-            cell = path.parent.parent.name, int(path.parent.name.removeprefix("seed"))
-            if (content := read_part(path)) is None:
-                continue
-            training[cell] = content
-            machines.add(machine(content))
-            chosen = read_part(path.with_name("alpha.json"))
-            if chosen is not None and chosen["settings"]["vector"] == content["vector"]:
-                alphas[cell] = chosen["curve"]
-        for path in sorted((*folder.glob("*/seed*/*/*.json"), *folder.glob(f"{STARTER}/*/*.json"))):
-            if (content := read_part(path)) is None:
-                continue
-            recipe, *seed = path.parent.parent.relative_to(folder).parts
-            cell = recipe, int(seed[0].removeprefix("seed")) if seed else -1
-            if seed and content["settings"]["vector"] != training.get(cell, {}).get("vector"):
-                continue
-            if path.parent.name == "merged" and content["settings"].get("alpha") != alphas.get(cell, {}).get("alpha"):
-                continue
-            machines.add(machine(content))
-            where = [content["settings"].get(key) for key in ("benchmark", "data", "revision")]
+        training, alphas = _read_training(folder)
+        scores: dict[str, dict[tuple[str, str, int], Mapping[str, Any]]] = {}
+        machines = {machine_words(facts["hardware"]) for facts in training.values()}
+        for (recipe, variant, seed), content in _read_results(folder, training, alphas):
+            machines.add(machine_words(content["hardware"]))
+            data = [content["settings"].get(key) for key in ("benchmark", "data", "revision")]
             for name, score in content["scores"].items():
-                score["where"] = where
-                own = scores.setdefault(name, {})
-                key = recipe, path.parent.name if seed else "", cell[1]
+                scores_of_name = scores.setdefault(name, {})
+                best = scores_of_name.get((recipe, variant, seed))
                 sign = -1 if score["lower_is_better"] else 1
-                if key not in own or sign * score["score"] > sign * own[key]["score"]:
-                    own[key] = score
-        timed = read_part(folder / STEP_TIMES) or {"seconds": {}}
-        timed_on = machine(timed) if timed["seconds"] else ""
-        return cls(folder, training, alphas, scores, sorted(machines), timed["seconds"], timed_on)
+                if best is None or sign * score["score"] > sign * best["score"]:
+                    scores_of_name[recipe, variant, seed] = {**score, "data": data}
+        times = read_part(folder / STEP_TIMES)
+        step_seconds = times["seconds"] if times else {}
+        timed_on = machine_words(times["hardware"]) if times and step_seconds else ""
+        return cls(folder, training, alphas, scores, sorted(machines), step_seconds, timed_on)
 
     def seeds(self, recipe: str) -> list[int]:
         """Seeds with which a recipe was trained."""
         return sorted(seed for name, seed in self.training if name == recipe)
 
-    def compared(self, score: str, recipe: str, variant: str, other: str) -> Difference | None:
-        """The difference between a recipe and another one, or the starter, in the same variant; None if not measured."""
-        own = self.scores.get(score, {})
+    def chosen_alphas(self, recipe: str) -> str:
+        """The weights that were chosen for a recipe, separated by commas: one for each seed."""
+        return ", ".join(f"{curve['alpha']:g}" for (name, _), curve in self.alphas.items() if name == recipe)
+
+    def values(self, score: str, recipe: str, variant: str) -> list[float]:
+        """The values of a score of an encoder, one for each seed that was measured."""
+        return [
+            stored["score"]
+            for (measured_recipe, measured_variant, _), stored in self.scores[score].items()
+            if (measured_recipe, measured_variant) == (recipe, variant)
+        ]
+
+    def shown_scores(self) -> list[str]:
+        """Names of the stored scores that the tables show, in the order of the columns."""
+        return [score for score in HEADINGS if score in self.scores]
+
+    def compare(self, score: str, recipe: str, variant: str, baseline: str) -> Difference | None:
+        """The difference between a recipe and another one in the same variant, or the starter; None if not measured."""
+        scores = self.scores.get(score, {})
         pairs = []
         for seed in self.seeds(recipe):
-            sides = (own.get((recipe, variant, seed)), own.get((other, variant, seed)))
-            after, before = sides if other != STARTER else (sides[0], own.get((STARTER, "", -1)))
-            if after and before and after["where"] == before["where"]:
-                pairs.append((after, before))
+            before = scores.get((STARTER, "", -1) if baseline == STARTER else (baseline, variant, seed))
+            after = scores.get((recipe, variant, seed))
+            if before and after and before["data"] == after["data"]:
+                pairs.append((before, after))
         if not pairs:
             return None
-        if any("blocks" not in side for pair in pairs for side in pair):
-            mean = fmean(after["score"] - before["score"] for after, before in pairs)
+        if any("blocks" not in stored for pair in pairs for stored in pair):
+            mean = fmean(after["score"] - before["score"] for before, after in pairs)
             return Difference(mean, None, None, len(pairs), verdict="")
-        rows = [np.subtract(*(np.array(side["blocks"].split(), float) for side in pair)) for pair in pairs]
-        return difference(np.array(rows))
+        return difference(np.array([_blocks(after) - _blocks(before) for before, after in pairs]))
 
-    def differences(
-        self, recipes: Iterable[str], variant: str, other: str, scores: Iterable[str]
-    ) -> dict[tuple[str, str], Difference]:
+    def compare_all(self, recipes: Iterable[str], variant: str, baseline: str) -> dict[tuple[str, str], Difference]:
         """All differences of a table, by recipe and score, with their verdicts."""
-        wanted = [(recipe, score) for recipe in recipes for score in scores if recipe != other]
-        found = {key: one for key in wanted if (one := self.compared(key[1], key[0], variant, other))}
-        return judged(found, {key: self.lower_is_better(key[1]) for key in found})
+        differences = {}
+        for recipe in recipes:
+            for score in self.shown_scores():
+                if recipe != baseline and (compared := self.compare(score, recipe, variant, baseline)):
+                    differences[recipe, score] = compared
+        return with_verdicts(differences, {key: self.lower_is_better(key[1]) for key in differences})
 
     @property
     def has_untested(self) -> bool:
         """Whether the differences of a score in the tables have no intervals."""
-        shown = chain.from_iterable(self.scores[name].values() for name in {**GAINS, **COSTS} if name in self.scores)
-        return any("blocks" not in one for one in shown)
+        return any("blocks" not in stored for name in self.shown_scores() for stored in self.scores[name].values())
 
     def lower_is_better(self, score: str) -> bool:
         """Whether a score is an error."""
         return bool(next(iter(self.scores[score].values()))["lower_is_better"])
 
 
-def machine(content: Mapping[str, Any]) -> str:
-    """The hardware of a stage, in words."""
-    return content["hardware"].get("gpu") or hardware_words(content["hardware"])
+def _blocks(score: Mapping[str, Any]) -> NDArray[np.float64]:
+    """The values of a stored score in its blocks of items."""
+    return np.array(score["blocks"].split(), float)
+
+
+_ByCell = dict[tuple[str, int], Mapping[str, Any]]
+
+
+def _read_training(folder: Path) -> tuple[_ByCell, _ByCell]:
+    """Facts of the training runs, and the curves of the chosen weights, by recipe and seed."""
+    training: _ByCell = {}
+    alphas: _ByCell = {}
+    for path in sorted(folder.glob("*/seed*/train.json")):
+        if (facts := read_part(path)) is None:
+            continue
+        cell = path.parent.parent.name, int(path.parent.name.removeprefix("seed"))
+        training[cell] = facts
+        chosen = read_part(path.with_name("alpha.json"))
+        if chosen is not None and chosen["settings"]["vector"] == facts["vector"]:
+            alphas[cell] = chosen["curve"]
+    return training, alphas
+
+
+def _read_results(
+    folder: Path, training: _ByCell, alphas: _ByCell
+) -> Iterator[tuple[tuple[str, str, int], Mapping[str, Any]]]:
+    """Files with results of these weights, or of the starter: recipe, variant and seed, and the content."""
+    for path in sorted(folder.glob("*/seed*/*/*.json")):
+        if (content := read_part(path)) is None:
+            continue
+        recipe, seed, variant, _ = path.relative_to(folder).parts
+        cell = recipe, int(seed.removeprefix("seed"))
+        settings = content["settings"]
+        if settings["vector"] != training.get(cell, {}).get("vector"):
+            continue
+        if variant == "merged" and settings.get("alpha") != alphas.get(cell, {}).get("alpha"):
+            continue
+        yield (recipe, variant, cell[1]), content
+    for path in sorted(folder.glob(f"{STARTER}/*/*.json")):
+        if (content := read_part(path)) is not None:
+            yield (STARTER, "", -1), content
 
 
 # ----------------------------------------------------------------------------------------------------------------- page
@@ -325,15 +388,18 @@ def main_tables(stored: Stored, recipes: Sequence[str], plot: str | None) -> str
     trained = [recipe for recipe in recipes if stored.seeds(recipe)]
     if not trained or not stored.scores:
         return EMPTY
-    facts = max(stored.training.values(), key=lambda one: one["steps"])
-    lines = [
+    facts = max(stored.training.values(), key=lambda facts: facts["steps"])
+    caption = (
         f"{facts['steps']} steps of {facts['batch_size']} pairs; {'; '.join(stored.hardware)}. Differences in points with "
         "95 % intervals over seeds and items together. A verdict is *better* or *worse* after Holm's correction over the "
-        "table, and *tie* otherwise. ↓: lower is better." + f" {UNTESTED}" * stored.has_untested,
-    ]
+        "table, and *tie* otherwise. ↓: lower is better."
+    )
+    if stored.has_untested:
+        caption += f" {UNTESTED}"
+    lines = [caption]
     if plot:
         lines += ["", f"![Gain and cost of each recipe]({plot})"]
-    lines += _against(STARTER, "the starter, with or without its prompt", stored, trained)
+    lines += _baseline_tables(stored, trained, STARTER, "the starter, with or without its prompt")
     return "\n".join(lines)
 
 
@@ -342,132 +408,139 @@ def further_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapp
     trained = [recipe for recipe in recipes if stored.seeds(recipe)]
     if not trained or not stored.scores:
         return EMPTY
-    lines = _against(REFERENCE, f"`{REFERENCE}`", stored, trained)
+    lines = _baseline_tables(stored, trained, REFERENCE, f"`{REFERENCE}`")
     if stored.alphas:
         lines += ["", "### Choice of alpha on dev data", "", *_alpha_table(stored, trained)]
-    if any(variant == "raw" for own in stored.scores.values() for _, variant, _ in own) and claims:
+    variants = {variant for scores in stored.scores.values() for _, variant, _ in scores}
+    if "raw" in variants and claims:
         lines += ["", "### Orders that papers report", "", *_claim_table(stored, claims)]
-    if any(name.startswith(GROUP) for name in stored.scores):
+    if any(name.startswith(TATOEBA_GROUP) for name in stored.scores):
         lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
     return "\n".join([*lines, "", "### Computation", "", *_cost_table(stored, trained)]).strip()
 
 
-def _against(other: str, name: str, stored: Stored, trained: Sequence[str]) -> list[str]:
-    """The differences of each variant to a baseline."""
+def _baseline_tables(stored: Stored, recipes: Sequence[str], baseline: str, baseline_words: str) -> list[str]:
+    """The differences of each variant from a baseline: gains, then costs, with a row for each recipe."""
     lines = []
-    scores = [score for score in {**GAINS, **COSTS} if score in stored.scores]
     for variant, words in VARIANTS.items():
-        if table := stored.differences(trained, variant, other, scores):
-            lines += ["", f"### {words}, against {name}", *_difference_tables(trained, table)]
+        differences = stored.compare_all(recipes, variant, baseline)
+        if differences:
+            lines += ["", f"### {words}, against {baseline_words}"]
+            lines += _difference_table(recipes, differences, GAINS) + _difference_table(recipes, differences, COSTS)
     return lines
 
 
-def _alpha_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
-    """Gain and guards at the smallest alpha above 0 that was tried, means over the seeds, and the chosen alphas."""
-    first = min(point["alpha"] for curve in stored.alphas.values() for point in curve["points"] if point["alpha"])
-    yield from (
-        f"Differences from the starter at alpha {first:g}, the smallest one above 0 that was tried: means over seeds, with "
-        "the interval over items if there is one seed.",
-        "",
-    )
-    rows, names = [], []
-    for recipe in recipes:
-        curves = [curve for (name, _), curve in stored.alphas.items() if name == recipe]
-        points = [point for curve in curves for point in curve["points"] if point["alpha"] == first]
-        if points:
-            names = list(points[0]["guards"])
-            cells = [[point["gain"], *point["guards"].values()] for point in points]
-            chosen = ", ".join(f"{curve['alpha']:g}" for curve in curves)
-            rows.append([f"`{recipe}`", chosen, *map(_mean_difference, zip(*cells, strict=True))])
-    yield from markdown(["recipe", "chosen alpha", "translations", *names], "lr", rows)
-
-
-def _mean_difference(found: Sequence[Mapping[str, Any]]) -> str:
-    """The mean of some differences, or a single one with its interval."""
-    interval = " [{:+z.1f}, {:+z.1f}]".format(*found[0]["interval"]) if len(found) == 1 else ""
-    return f"{fmean(one['difference'] for one in found):+z.1f}{interval}"
-
-
-def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
-    if stored.timed_on:
-        yield from (f"Step times: {stored.timed_on}, nothing else running.", "")
-    names = ("recipe", "seeds", "seconds per step", "time ÷ `tr`")
-    names += ("encoder calls per step", "tokens per step", "alpha")
+def _difference_table(
+    recipes: Sequence[str], differences: Mapping[tuple[str, str], Difference], headings: Mapping[str, str]
+) -> list[str]:
+    """The differences in some scores, with a column for each score that was measured; empty if none was."""
+    measured = {score for _, score in differences}
+    columns = [score for score in headings if score in measured]
+    if not columns:
+        return []
     rows = []
     for recipe in recipes:
-        alphas = [curve["alpha"] for (name, _), curve in stored.alphas.items() if name == recipe]
-        calls, tokens = (
-            fmean(stored.training[recipe, seed][fact] for seed in stored.seeds(recipe))
-            for fact in ("encoder_calls", "tokens")
+        cells = {score: differences[recipe, score] for score in columns if (recipe, score) in differences}
+        if cells:
+            seeds = [difference.seeds for difference in cells.values()]
+            fewest, most = min(seeds), max(seeds)
+            seed_range = str(most) if fewest == most else f"{fewest}–{most}"
+            rows.append([f"`{recipe}`", seed_range, *(cells.get(score, "") for score in columns)])
+    return ["", *markdown(["recipe", "seeds", *(headings[score] for score in columns)], "lrl", rows)]
+
+
+def _alpha_table(stored: Stored, recipes: Sequence[str]) -> list[str]:
+    """Gain and guards at the smallest alpha above 0 that was tried, means over the seeds, and the chosen alphas."""
+    smallest = min(point["alpha"] for curve in stored.alphas.values() for point in curve["points"] if point["alpha"])
+    rows, guards = [], []
+    for recipe in recipes:
+        curves = [curve for (name, _), curve in stored.alphas.items() if name == recipe]
+        points = [point for curve in curves for point in curve["points"] if point["alpha"] == smallest]
+        if points:
+            guards = list(points[0]["guards"])
+            gain = _mean_difference([point["gain"] for point in points])
+            losses = [_mean_difference([point["guards"][guard] for point in points]) for guard in guards]
+            rows.append([f"`{recipe}`", stored.chosen_alphas(recipe), gain, *losses])
+    return [
+        f"Differences from the starter at alpha {smallest:g}, the smallest one above 0 that was tried: means over seeds, "
+        "with the interval over items if there is one seed.",
+        "",
+        *markdown(["recipe", "chosen alpha", "translations", *guards], "lr", rows),
+    ]
+
+
+def _mean_difference(differences: Sequence[Mapping[str, Any]]) -> str:
+    """The mean of differences over seeds, or a single one with its interval."""
+    text = f"{fmean(difference['difference'] for difference in differences):+z.1f}"
+    if len(differences) == 1:
+        low, high = differences[0]["interval"]
+        text += f" [{low:+z.1f}, {high:+z.1f}]"
+    return text
+
+
+def _cost_table(stored: Stored, recipes: Sequence[str]) -> list[str]:
+    """What the training of each recipe costs; columns without values are omitted."""
+    rows = []
+    for recipe in recipes:
+        training = [stored.training[recipe, seed] for seed in stored.seeds(recipe)]
+        seconds = stored.step_seconds.get(recipe)
+        reference_seconds = stored.step_seconds.get(REFERENCE)
+        rows.append(
+            {
+                "recipe": f"`{recipe}`",
+                "seeds": str(len(training)),
+                "seconds per step": f"{seconds:.2f}" if seconds else "",
+                f"time ÷ `{REFERENCE}`": f"{seconds / reference_seconds:.1f} ×"
+                if seconds and reference_seconds
+                else "",
+                "encoder calls per step": f"{fmean(facts['encoder_calls'] for facts in training):.1f}",
+                "tokens per step": f"{fmean(facts['tokens'] for facts in training):,.0f}",
+                "alpha": stored.chosen_alphas(recipe),
+            }
         )
-        seconds = f"{stored.step_seconds[recipe]:.2f}" if recipe in stored.step_seconds else ""
-        row = [f"`{recipe}`", str(len(stored.seeds(recipe))), seconds, _times(stored, recipe), f"{calls:.1f}"]
-        rows.append([*row, f"{tokens:,.0f}", ", ".join(f"{alpha:g}" for alpha in alphas)])
-    columns = [at for at in range(len(names)) if any(row[at] for row in rows)]
-    yield from markdown([names[at] for at in columns], "lr", [[row[at] for at in columns] for row in rows])
-
-
-def _times(stored: Stored, recipe: str) -> str:
-    """Time of a step in multiples of that of `tr`, if both were measured."""
-    if not {recipe, REFERENCE} <= stored.step_seconds.keys():
-        return ""
-    return f"{stored.step_seconds[recipe] / stored.step_seconds[REFERENCE]:.1f} ×"
-
-
-def _difference_tables(recipes: Sequence[str], table: Mapping[tuple[str, str], Difference]) -> Iterator[str]:
-    """Gains, then costs, one row for each recipe."""
-    for part in (GAINS, COSTS):
-        columns = [score for score in part if any(score == found for _, found in table)]
-        if not columns:
-            continue
-        rows = []
-        for recipe in recipes:
-            found = [table.get((recipe, score)) for score in columns]
-            if any(found):
-                counts = sorted({one.seeds for one in found if one})
-                seeds = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-                rows.append([f"`{recipe}`", seeds, *(one or "" for one in found)])
-        yield from ("", *markdown(["recipe", "seeds", *(part[score] for score in columns)], "lrl", rows))
+    columns = [column for column in rows[0] if any(row[column] for row in rows)]
+    lines = [f"Step times: {stored.timed_on}, nothing else running.", ""] if stored.timed_on else []
+    return lines + markdown(columns, "lr", [[row[column] for column in columns] for row in rows])
 
 
 def _group_table(stored: Stored, recipes: Sequence[str]) -> list[str]:
-    """Accuracies of the groups of languages, means over the seeds."""
-    groups = [name for name in stored.scores if name.startswith(GROUP)]
-    groups.sort(key=lambda name: -int(name.rpartition(" ")[2]))
+    """Accuracies of the groups of languages of Tatoeba, means over the seeds."""
+    groups = [name.removeprefix(TATOEBA_GROUP) for name in stored.scores if name.startswith(TATOEBA_GROUP)]
+    groups.sort(key=int, reverse=True)
     rows = []
     for recipe in (STARTER, *recipes):
         for variant in ("", *VARIANTS):
-            cells = []
-            for group in groups:
-                values = [one["score"] for (*key, _), one in stored.scores[group].items() if key == [recipe, variant]]
-                cells.append(f"{fmean(values):.1f}" if values else "")
-            if any(cells):
+            accuracies = [stored.values(TATOEBA_GROUP + group, recipe, variant) for group in groups]
+            if any(accuracies):
+                cells = [f"{fmean(values):.1f}" if values else "" for values in accuracies]
                 rows.append([f"`{recipe}`", VARIANTS.get(variant, "").lower(), *cells])
-    return markdown(["recipe", "", *(f"the {name.removeprefix(GROUP)}" for name in groups)], "llr", rows)
+    return markdown(["recipe", "", *(f"the {group}" for group in groups)], "llr", rows)
 
 
-def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
+def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> list[str]:
     """Compare the order of two encoders with that in a paper; Holm's correction is over the claims."""
-    found = {}
+    differences = {}
     for number, claim in enumerate(claims):
-        if one := stored.compared(claim["score"], claim["better"], "raw", claim["than"]):
-            found[number] = one
-    verdicts = judged(found, {number: stored.lower_is_better(claims[number]["score"]) for number in found})
-    words = {"better": "confirmed", "worse": "reversed", "tie": "a tie"}
+        if compared := stored.compare(claim["score"], claim["better"], "raw", claim["than"]):
+            differences[number] = compared
+    lower_is_better = {number: stored.lower_is_better(claims[number]["score"]) for number in differences}
+    outcomes = {"better": "confirmed", "worse": "reversed", "tie": "a tie", "": "no interval"}
     rows = []
-    for number, one in verdicts.items():
+    for number, difference in with_verdicts(differences, lower_is_better).items():
         claim = claims[number]
         order = f"`{claim['better']}` above `{claim['than']}`"
-        rows.append(
-            [claim["paper"], claim["score"], order, one.words, one.seeds, words.get(one.verdict, "no interval")]
-        )
+        outcome = outcomes[difference.verdict]
+        rows.append([claim["paper"], claim["score"], order, difference.words, difference.seeds, outcome])
+    lines = []
     if rows:
-        yield from markdown(["paper", "score", "order in the paper", "here, as trained", "seeds", ""], "llllrl", rows)
-    if missing := [claim for number, claim in enumerate(claims) if number not in verdicts]:
-        listed = "; ".join(
-            f"{one['paper']} ({one['score']}: `{one['better']}` above `{one['than']}`)" for one in missing
+        lines += markdown(["paper", "score", "order in the paper", "here, as trained", "seeds", ""], "llllrl", rows)
+    unmeasured = [claim for number, claim in enumerate(claims) if number not in differences]
+    if unmeasured:
+        claimed = (
+            f"{claim['paper']} ({claim['score']}: `{claim['better']}` above `{claim['than']}`)" for claim in unmeasured
         )
-        yield from ("", f"Not measured: {listed}.")
+        lines += ["", f"Not measured: {'; '.join(claimed)}."]
+    return lines
 
 
 def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
@@ -482,15 +555,16 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
         colour = matplotlib.colormaps["tab20"](number % 20)
         points = []
         for variant in VARIANTS:
-            gain, cost = (stored.compared(score, recipe, variant, STARTER) for score in AXES)
+            gain = stored.compare(GAIN_AXIS, recipe, variant, STARTER)
+            cost = stored.compare(COST_AXIS, recipe, variant, STARTER)
             if gain is None or cost is None:
                 continue
             points.append((cost.mean, gain.mean))
-            errors = [[[abs(end - one.mean)] for end in one.interval or [one.mean] * 2] for one in (cost, gain)]
             axes.errorbar(
-                *points[-1],
-                xerr=errors[0],
-                yerr=errors[1],
+                cost.mean,
+                gain.mean,
+                xerr=_error_bar(cost),
+                yerr=_error_bar(gain),
                 fmt={"raw": "o", "merged": "s", "released": "*"}[variant],
                 color=colour,
                 mfc="white" if variant == "raw" else colour,
@@ -502,10 +576,9 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
             axes.annotate(recipe, points[0], textcoords="offset points", xytext=(5, 4), fontsize=7, color="0.2")
     if not drawn:
         return None
-    headings = {**GAINS, **COSTS}
     axes.set(
-        xlabel=f"{headings[AXES[1]]}, difference to the starter",
-        ylabel=f"{headings[AXES[0]]}, difference to the starter",
+        xlabel=f"{HEADINGS[COST_AXIS]}, difference to the starter",
+        ylabel=f"{HEADINGS[GAIN_AXIS]}, difference to the starter",
     )
     axes.set_title("Circles: as trained; squares: merged; star: merged and debiased", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -513,11 +586,17 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
     return path
 
 
+def _error_bar(difference: Difference) -> list[list[float]]:
+    """Lengths of the interval below and above the mean, as `Axes.errorbar` takes them."""
+    low, high = difference.interval or (difference.mean, difference.mean)
+    return [[difference.mean - low], [high - difference.mean]]
+
+
 def write_page(results: Path, page: Path, config: Path = CONFIG) -> None:
     """Write the tables and the plot of every setting between the markers of a page, each under its own heading.
 
-    If there is a page with the same name and ``-tables``, it receives all tables but the differences from the starter, and
-    those too of the settings in ``replications`` of the configuration.
+    If there is a page with the same name and ``-tables``, it receives all tables except the differences from the starter. It
+    also receives the latter for the settings in ``replications`` of the configuration.
     """
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     further_page = page.with_stem(f"{page.stem}-tables")
@@ -535,6 +614,6 @@ def write_page(results: Path, page: Path, config: Path = CONFIG) -> None:
         else:
             sections[page].append(f"## {folder.name}\n\n{main}")
             sections[further_page].append(f"## {folder.name}\n\n{further}")
-    for path, own in sections.items():
+    for path, sections_of_page in sections.items():
         if path.exists():
-            fill(path, {"evidence": "\n\n".join(own) or EMPTY})
+            fill(path, {"evidence": "\n\n".join(sections_of_page) or EMPTY})

@@ -518,6 +518,11 @@ def hardware_words(hardware: dict[str, Any]) -> str:
     return f"{cores(hardware)}, {counted(hardware['threads'], 'thread')}"
 
 
+def machine_words(hardware: dict[str, Any]) -> str:
+    """Name the GPU, or describe the CPU."""
+    return hardware.get("gpu") or hardware_words(hardware)
+
+
 def keep_exports(outputs: Sequence[Path], path: Path) -> None:
     """Store the sizes and scores of exported encoders."""
     exports = []

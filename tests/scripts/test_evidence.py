@@ -387,7 +387,7 @@ def test_equal_encoders_do_not_differ(table):
 
 def test_a_difference_without_blocks_of_items_has_no_interval_and_no_verdict(table):
     found = {"a": table.Difference(1.04, None, None, 2), "b": table.Difference(2.0, (1.0, 3.0), 0.001, 3)}
-    judged = table.judged(found, {"a": False, "b": False})
+    judged = table.with_verdicts(found, {"a": False, "b": False})
     assert [str(one) for one in judged.values()] == ["+1.0", "+2.0 [+1.0, +3.0] better"]
     assert [one.words for one in judged.values()] == ["+1.0", "+2.0 [+1.0, +3.0]"]
 
