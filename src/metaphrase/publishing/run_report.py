@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.names import model_folder
 from metaphrase.encoders.prompts import resolve_prompt
@@ -50,8 +51,8 @@ from metaphrase.publishing.report import describe_model, write_report
 
 logger = logging.getLogger(__name__)
 
-#: Maximum number of languages of a word map in addition to English; more cannot be distinguished.
-_MAPPED = 4
+#: Maximum number of languages of a word map in addition to English; more colours cannot be distinguished.
+_MAX_MAPPED = 4
 
 
 @checked
@@ -134,58 +135,56 @@ def report_run(
             the baseline, or holds files that this library did not write.
         CheckpointError: The output folder is not writable.
     """
-    if len(options.languages or ()) > _MAPPED:
+    if len(options.languages or ()) > _MAX_MAPPED:
         raise UsageError("--languages takes at most four languages, which the word map and the alignments show.")
     started = time.perf_counter()
     folder = Path(options.run)
-    facts, trained, earlier, curve = _read_run(folder)
+    run = _read_run(folder)
     output = Path(options.output_dir) if options.output_dir else folder / "report"
-    for read in (folder, model_folder(options.baseline)):
-        check_folder(output, model=read)
+    for model in (folder, model_folder(options.baseline)):
+        check_folder(output, model=model)
     check_writable(output)
-    subjects = _load_subjects(options, facts, earlier)
-    answers = None
-    if options.evaluation:
-        hashes = {"before": [], **{side: subject.hashes for side, subject in subjects.items()}}
-        answers = read_answers(options.evaluation, **hashes)
-    tests = read_test_folders(options.data or default_folders(earlier, Path(options.run)))
-    if facts.get("debias"):  # its directions were estimated on the other articles
-        tests = {name: articles_of(by_language, "even") for name, by_language in tests.items()}
-    sets = _measurable(tests, subjects, trained)
-    focus = _choose_focus(sets, trained, options)
+    subjects = _load_subjects(options, run)
+    answers = _read_answers(options, subjects)
+    sets = _load_test_sets(options, run, subjects)
+    focus = _choose_focus(sets, run.trained, options)
     _encode_all(subjects, sets, note, progress)
     settings = {"resamples": options.resamples, "seed": options.seed}
-    results, others, comparisons = _measure(subjects, sets, trained, settings)
+    trained_results, other_results = _measure(subjects, sets, run.trained, settings)
+    comparisons = _compare(trained_results, settings)
     note("Computing word maps, alignments, margins and errors …")
-    analyses = _analyse(subjects, sets, focus, trained, comparisons, options)
+    content = _analyse(subjects, sets, focus, run.trained, comparisons, options)
     if answers is not None:
-        analyses["answers"] = answers
-    analyses["retention"] = {
-        name: retention(compare(pair["before"], pair["after"], **settings), options.red_line)
-        | {"models": {side: describe_model(result) for side, result in pair.items()}}
-        for name, pair in others.items()
+        content["answers"] = answers
+    content["retention"] = {
+        name: retention(comparison, options.red_line)
+        | {"models": {side: describe_model(result) for side, result in other_results[name].items()}}
+        for name, comparison in _compare(other_results, settings).items()
     }
-    before = {name: one["before"] for name, one in results.items()} if "before" in subjects else None
-    after = {name: one["after"] for name, one in results.items()}
-    analyses["abilities"] = _abilities(earlier) if before and subjects["before"].name == facts["model"] else {}
-    analyses["verdict"] = collapse_in_words(before or {}, after) or overall_verdict(
-        comparisons, analyses["retention"], analyses["abilities"]
+    after = {name: results["after"] for name, results in trained_results.items()}
+    before = None
+    if "before" in subjects:
+        before = {name: results["before"] for name, results in trained_results.items()}
+    has_own_baseline = before and subjects["before"].name == run.facts["model"]
+    content["abilities"] = _abilities(run.report) if has_own_baseline else {}
+    content["verdict"] = collapse_in_words(before or {}, after) or overall_verdict(
+        comparisons, content["retention"], content["abilities"]
     )
-    if curve is not None:
-        analyses["alpha"] = curve.to_dict()
-    analyses["cost"] = _cost(subjects, command, time.perf_counter() - started)
+    if run.curve is not None:
+        content["alpha"] = run.curve.to_dict()
+    content["cost"] = _cost(subjects, command, time.perf_counter() - started)
     page = write_report(
         claim_folder(output),
-        title=earlier.get("title") or f"{facts['model']} trained with {facts['recipe']['name']}",
+        title=run.report.get("title") or f"{run.facts['model']} trained with {run.facts['recipe']['name']}",
         before=before,
         after=after,
         comparisons=comparisons,
-        run=facts,
-        usage=earlier.get("usage") or usage_lines(folder, sorted(trained)),
-        analysis=analyses,
+        run=run.facts,
+        usage=run.report.get("usage") or usage_lines(folder, sorted(run.trained)),
+        analysis=content,
     )
-    content = read_json(page.with_suffix(".json"))
-    return RunReport(page, save_pictures(content, output), content)
+    written = read_json(page.with_suffix(".json"))
+    return RunReport(page, save_pictures(written, output), written)
 
 
 class SentenceEmbeddings:
@@ -227,8 +226,8 @@ class SentenceEmbeddings:
 
 def trained_languages(facts: Mapping[str, Any]) -> set[str]:
     """Languages of a run's training data, except English."""
-    named = {language for file in facts["files"] for language in file.get("languages", ())}
-    return (named | set(facts["corpus"]["languages"])) - {TARGET_LANGUAGE}
+    languages = {language for file in facts["files"] for language in file.get("languages", ())}
+    return (languages | set(facts["corpus"]["languages"])) - {TARGET_LANGUAGE}
 
 
 def load_run(folder: Path) -> dict[str, SentenceTransformer]:
@@ -242,72 +241,93 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
     return {language: load_encoder(path) for language, path in releases.items()}
 
 
-def default_folders(earlier: Mapping[str, Any], run: Path) -> list[str]:
+def default_folders(report: Mapping[str, Any], run: Path) -> list[str]:
     """Folders of the test sets in a run's report that still exist, also in the folder of the run, and the packaged ones."""
-    measured = _measured_folders(earlier, run)
+    measured = _measured_folders(report, run)
     existing = [folder for folder in measured if folder.is_dir()]
-    if gone := [folder.name for folder in measured if not folder.is_dir()]:
+    if missing := [folder.name for folder in measured if not folder.is_dir()]:
         logger.warning(
-            "Test sets that no longer exist are skipped: %s. Pass their folders with --data.", ", ".join(gone)
+            "Test sets that no longer exist are skipped: %s. Pass their folders with --data.", ", ".join(missing)
         )
     existing += [packaged for packaged in (DEMO, UDHR) if packaged.name not in {folder.name for folder in existing}]
     return list(dict.fromkeys(map(str, existing)))
 
 
-def _measured_folders(earlier: Mapping[str, Any], run: Path) -> list[Path]:
+def _measured_folders(report: Mapping[str, Any], run: Path) -> list[Path]:
     """Folders of the test sets in a run's report."""
-    measured = [one["settings"]["data"] for one in earlier.get("after", {}).values()]
-    patterns = [pattern for one in measured for pattern in re.split(r"(?<=\.tsv), |(?<=\.gz), ", one) if pattern]
-    named = dict.fromkeys(Path(pattern).parent for pattern in patterns)
-    own = {folder: run / "data" / folder.name for folder in named}  # of `metaphrase adapt`, if it was moved
-    return [own[folder] if not folder.is_dir() and own[folder].is_dir() else folder for folder in named]
+    recorded: dict[Path, None] = {}  # an ordered set
+    for result in report.get("after", {}).values():
+        for pattern in re.split(r"(?<=\.tsv), |(?<=\.gz), ", result["settings"]["data"]):
+            if pattern:
+                recorded[Path(pattern).parent] = None
+    folders = []
+    for folder in recorded:
+        moved = run / "data" / folder.name  # test data of `metaphrase adapt` move with the folder of the run
+        folders.append(moved if not folder.is_dir() and moved.is_dir() else folder)
+    return folders
 
 
-def _read_run(folder: Path) -> tuple[dict[str, Any], set[str], dict[str, Any], AlphaCurve | None]:
-    """The facts of a run, its languages, its report or ``{}``, and the curve of its merge, if there is one."""
-    with damage_in(facts_file := folder / "run.json"):
-        facts = _read_json(facts_file)
+@dataclass(frozen=True)
+class _Run:
+    """What the folder of a run records.
+
+    Attributes:
+        facts: Content of ``run.json``.
+        trained: Languages of the training data, except English.
+        report: Content of the run's own ``report.json``, or empty.
+        curve: Curve of the choice of the merging weight, if it was chosen.
+    """
+
+    facts: dict[str, Any]
+    trained: set[str]
+    report: dict[str, Any]
+    curve: AlphaCurve | None
+
+
+def _read_run(folder: Path) -> _Run:
+    """Read and check the records of a run."""
+    with damage_in(path := folder / "run.json"):
+        facts = _read_json(path)
         trained = trained_languages(facts) if facts is not None else set()
     if facts is None:
         raise MissingFileError(
             f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of `metaphrase adapt`, `train` or "
             "`demo`."
         )
-    with damage_in(folder / "report.json"):
-        earlier = _read_json(folder / "report.json") or {}
-        _measured_folders(earlier, folder)
-        overall_verdict({}, {}, _abilities(earlier))  # reads its rows
-    with damage_in(folder / CURVE):
-        curve = None if (content := _read_json(folder / CURVE)) is None else AlphaCurve(**content)
+    with damage_in(path := folder / "report.json"):
+        report = _read_json(path) or {}
+        _measured_folders(report, folder)
+        overall_verdict({}, {}, _abilities(report))  # reads its rows
+    with damage_in(path := folder / CURVE):
+        content = _read_json(path)
+        curve = None if content is None else AlphaCurve(**content)
         str(curve)  # reads its rows
-    return facts, trained, earlier, curve
+    return _Run(facts, trained, report, curve)
 
 
-def _abilities(earlier: Mapping[str, Any]) -> dict[str, Any]:
+def _abilities(report: Mapping[str, Any]) -> dict[str, Any]:
     """Abilities other than retrieval of translations, as the run measured them against the encoder before training."""
-    return dict(earlier.get("analysis", {}).get("abilities", {}))
+    return dict(report.get("analysis", {}).get("abilities", {}))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
-def _load_subjects(
-    options: ReportOptions, facts: Mapping[str, Any], earlier: Mapping[str, Any]
-) -> dict[str, SentenceEmbeddings]:
+def _load_subjects(options: ReportOptions, run: _Run) -> dict[str, SentenceEmbeddings]:
     """The baseline, unless the report has none, and the release."""
     release = SentenceEmbeddings(options.run, load_run(Path(options.run)))
-    baseline, prompt = options.baseline or facts["model"], options.baseline_prompt
-    is_own = baseline == facts["model"]
-    if baseline == "none":
+    name = options.baseline or run.facts["model"]
+    if name == "none":
         return {"after": release}
-    model = load_encoder(facts["base"], **_pooling(facts)) if is_own else load_encoder(baseline)
-    used = {one["settings"]["prompt"] for one in (earlier.get("before") or {}).values()}
-    if prompt == "auto" and len(used) == 1 and is_own:
-        prompt = str(used.pop())
+    is_start = name == run.facts["model"]
+    baseline = load_encoder(run.facts["base"], **_pooling(run.facts)) if is_start else load_encoder(name)
+    used_prompts = {result["settings"]["prompt"] for result in (run.report.get("before") or {}).values()}
+    if options.baseline_prompt == "auto" and len(used_prompts) == 1 and is_start:
+        prompt = str(used_prompts.pop())
     else:
-        prompt = resolve_prompt(model, None if prompt == "none" else prompt)
-    return {"before": SentenceEmbeddings(baseline, {"": model}, prompt), "after": release}
+        prompt = resolve_prompt(baseline, None if options.baseline_prompt == "none" else options.baseline_prompt)
+    return {"before": SentenceEmbeddings(name, {"": baseline}, prompt), "after": release}
 
 
 def _pooling(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,19 +338,30 @@ def _pooling(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained: set[str]) -> Sets:
-    """The languages that can be measured: the models'; without a baseline, those of the training data."""
-    encoders = subjects["after"].encoders
+def _read_answers(options: ReportOptions, subjects: Mapping[str, SentenceEmbeddings]) -> dict[str, Any] | None:
+    """The answers across languages of both models in the file of ``--evaluation``, if there is one."""
+    if not options.evaluation:
+        return None
+    hashes = {side: subject.hashes for side, subject in subjects.items()}
+    return read_answers(options.evaluation, before=hashes.get("before", []), after=hashes["after"])
+
+
+def _load_test_sets(options: ReportOptions, run: _Run, subjects: Mapping[str, SentenceEmbeddings]) -> Sets:
+    """The test sets in languages that can be measured: the models'; without a baseline, those of the training data."""
+    sets = read_test_folders(options.data or default_folders(run.report, Path(options.run)))
+    if run.facts.get("debias"):  # its directions were estimated on the odd articles
+        sets = {name: articles_of(by_language, "even") for name, by_language in sets.items()}
     languages: set[str] | None = None
-    if "" not in encoders:
-        languages = set(encoders)
+    if "" not in subjects["after"].encoders:
+        languages = set(subjects["after"].encoders)
     elif "before" not in subjects:  # retention requires a baseline
-        languages = trained
-    measurable = {
-        name: {x: one for x, one in by_language.items() if languages is None or x in languages}
-        for name, by_language in sets.items()
-    }
-    return {name: by_language for name, by_language in measurable.items() if by_language}
+        languages = run.trained
+    if languages is not None:
+        sets = {
+            name: {language: pairs for language, pairs in by_language.items() if language in languages}
+            for name, by_language in sets.items()
+        }
+    return {name: by_language for name, by_language in sets.items() if by_language}
 
 
 def _choose_focus(sets: Sets, trained: set[str], options: ReportOptions) -> str:
@@ -352,9 +383,9 @@ def _choose_focus(sets: Sets, trained: set[str], options: ReportOptions) -> str:
 
 def _cost(subjects: Mapping[str, SentenceEmbeddings], command: str, seconds: float) -> dict[str, str]:
     """The effort of the report, in words."""
-    on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
+    on_cpu = all(subject.model(TARGET_LANGUAGE).device.type == "cpu" for subject in subjects.values())
     machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
-    encoded = sum(len(encoder.rows) for one in subjects.values() for encoder in one.encoders.values())
+    encoded = sum(len(encoder.rows) for subject in subjects.values() for encoder in subject.encoders.values())
     return {
         "command": command,
         "encoded": f"{encoded} sentences, each once per model",
@@ -368,32 +399,51 @@ def _encode_all(
     note: Callable[[str], None],
     progress: Callable[[], AbstractContextManager[Begin]],
 ) -> None:
-    pairs = [one for by_language in sets.values() for one in by_language.values()]
+    """Encode all test sets with both models."""
+    parallel_sets = [pairs for by_language in sets.values() for pairs in by_language.values()]
     for subject in subjects.values():
-        note(f"Encoding {len(pairs)} test sets of {', '.join(sets)} with {subject.name} …")
+        note(f"Encoding {len(parallel_sets)} test sets of {', '.join(sets)} with {subject.name} …")
         with progress() as begin:
-            advance = begin("Encoding test sets", len(pairs))
-            for one in pairs:
-                subject.of(one.language, one.sources)
-                subject.of(TARGET_LANGUAGE, one.targets)
+            advance = begin("Encoding test sets", len(parallel_sets))
+            for pairs in parallel_sets:
+                subject.of(pairs.language, pairs.sources)
+                subject.of(TARGET_LANGUAGE, pairs.targets)
                 advance(1)
+
+
+#: Results of models by test set and side (``before`` or ``after``).
+_Results = dict[str, dict[str, Any]]
 
 
 def _measure(
     subjects: Mapping[str, SentenceEmbeddings], sets: Sets, trained: set[str], settings: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Results of both models in trained languages and in other languages, and comparisons in trained languages."""
-    results: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+) -> tuple[_Results, _Results]:
+    """Results of both models in trained languages, and, if there is a baseline, in other languages."""
+    trained_results: _Results = {}
+    other_results: _Results = {}
     for name, by_language in sets.items():
-        for into, is_trained in ((results, True), (others, False)):
-            chosen = {x: one for x, one in by_language.items() if (x in trained) == is_trained}
-            if chosen and (is_trained or "before" in subjects):
-                into[name] = {side: one.measure(chosen, **settings) for side, one in subjects.items()}
-    comparisons = {
-        name: compare(one["before"], one["after"], **settings) for name, one in results.items() if "before" in one
+        in_trained = {language: pairs for language, pairs in by_language.items() if language in trained}
+        in_others = {language: pairs for language, pairs in by_language.items() if language not in trained}
+        if in_trained:
+            trained_results[name] = _measure_sides(subjects, in_trained, settings)
+        if in_others and "before" in subjects:
+            other_results[name] = _measure_sides(subjects, in_others, settings)
+    return trained_results, other_results
+
+
+def _measure_sides(
+    subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {side: subject.measure(sets, **settings) for side, subject in subjects.items()}
+
+
+def _compare(results: _Results, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison of both models on each test set; empty without a baseline."""
+    return {
+        name: compare(sides["before"], sides["after"], **settings)
+        for name, sides in results.items()
+        if "before" in sides
     }
-    return results, others, comparisons
 
 
 def _analyse(
@@ -405,30 +455,30 @@ def _analyse(
     options: ReportOptions,
 ) -> dict[str, Any]:
     """Word maps, alignments, margins and errors on one test set."""
-    shown = {language: one for language, one in sets[focus].items() if language in trained}
+    measured = {language: pairs for language, pairs in sets[focus].items() if language in trained}
     embedded = {
         language: {
-            side: (one.of(language, data.sources), one.of(TARGET_LANGUAGE, data.targets))
-            for side, one in subjects.items()
+            side: (subject.of(language, pairs.sources), subject.of(TARGET_LANGUAGE, pairs.targets))
+            for side, subject in subjects.items()
         }
-        for language, data in shown.items()
+        for language, pairs in measured.items()
     }
     nearest = {
-        language: {side: analysis.nearest_targets(*both) for side, both in sides.items()}
-        for language, sides in embedded.items()
+        language: {side: analysis.nearest_targets(sources, targets) for side, (sources, targets) in embeddings.items()}
+        for language, embeddings in embedded.items()
     }
     gains = comparisons[focus]["languages"] if focus in comparisons else {}
-    ranked = sorted(shown, key=lambda language: -gains[language]["difference"] if gains else 0)
-    mapped = (options.languages or ranked)[:_MAPPED]
+    ranked = sorted(measured, key=lambda language: -gains[language]["difference"]) if gains else list(measured)
+    mapped = (options.languages or ranked)[:_MAX_MAPPED]
     mapped_sets = {language: sets[focus][language] for language in mapped}
     content: dict[str, Any] = {
         "alignments": _alignments(subjects, sets[focus] if options.pairs else mapped_sets, options.pairs),
-        "geometry": geometry_of(embedded, shown) | {"data": focus},
-        "errors": analysis.nearest_errors(shown, nearest, limit=options.errors) | {"data": focus},
+        "geometry": geometry_of(embedded, measured) | {"data": focus},
+        "errors": analysis.nearest_errors(measured, nearest, limit=options.errors) | {"data": focus},
     }
     if tokens := token_maps(subjects, mapped_sets):
         content["tokens"] = tokens | {"data": focus}
-    if margins := analysis.margin_histogram(_margins(embedded, shown)):
+    if margins := analysis.margin_histogram(_margins(embedded, measured)):
         content["margins"] = margins | {"data": focus}
     return content
 
@@ -442,8 +492,8 @@ def _alignments(
             "language": language,
             "number": number,
             **{
-                side: analysis.alignment_matrix(one.model(language), one.model(TARGET_LANGUAGE), pair)
-                for side, one in subjects.items()
+                side: analysis.alignment_matrix(subject.model(language), subject.model(TARGET_LANGUAGE), pair)
+                for side, subject in subjects.items()
             },
         }
         for language, number, pair in analysis.choose_pairs(sets, chosen)
@@ -455,38 +505,50 @@ def _margins(
 ) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
     """Margins of translation pairs and of wrong pairs over all languages, of each model."""
     margins: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
-    for language, data in sets.items():
-        for side, both in embedded[language].items():
-            margins.setdefault(side, []).append(analysis.margins(*both, data))
+    for language, pairs in sets.items():
+        for side, (sources, targets) in embedded[language].items():
+            margins.setdefault(side, []).append(analysis.margins(sources, targets, pairs))
     return {
-        side: (np.concatenate([pair for pair, _ in parts]), np.concatenate([wrong for _, wrong in parts]))
-        for side, parts in margins.items()
+        side: (
+            np.concatenate([translations for translations, _ in by_language]),
+            np.concatenate([wrong for _, wrong in by_language]),
+        )
+        for side, by_language in margins.items()
     }
 
 
 def token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
     """Maps of the same words before and after; empty if there are fewer than three words."""
     sample = analysis.sample_words(sets)
-    states: dict[str, dict[tuple[int, int], NDArray[Any]]] = {side: {} for side in subjects}
-    for side, one in subjects.items():
-        for language in dict.fromkeys(language for language, _, _ in sample):
-            numbers = [number for number, (spoken, _, _) in enumerate(sample) if spoken == language]
-            of_words = analysis.word_states(one.model(language), [sample[number][1] for number in numbers])
-            for number, (at_n, states_nh) in zip(numbers, of_words, strict=True):
-                states[side] |= {(number, at): state_h for at, state_h in zip(at_n, states_nh, strict=True)}
-    chosen = [(number, at) for number, (_, _, at_n) in enumerate(sample) for at in at_n]
-    kept = [word for word in chosen if all(word in of_side for of_side in states.values())]  # others are truncated
-    if len(kept) < 3:
+    states = {side: _states_of_words(subject, sample) for side, subject in subjects.items()}
+    sampled = [(number, at) for number, (_, _, at_n) in enumerate(sample) for at in at_n]
+    # A word has no state if the sentence is truncated before it.
+    words = [word for word in sampled if all(word in states_of_side for states_of_side in states.values())]
+    if len(words) < 3:
         return {}
-    languages = [sample[number][0] for number, _ in kept]
+    languages = [sample[number][0] for number, _ in words]
     return {
         "languages": [TARGET_LANGUAGE, *sets],
         "language_of": languages,
-        "words": [list(sample[number][1])[at] for number, at in kept],
+        "words": [list(sample[number][1])[at] for number, at in words],
         "neighbours": analysis.WORD_NEIGHBOURS,
         "expected": analysis.expected_share(languages),
         **{
-            side: analysis.token_map(np.stack([of_side[word] for word in kept]), languages)
-            for side, of_side in states.items()
+            side: analysis.token_map(np.stack([states_of_side[word] for word in words]), languages)
+            for side, states_of_side in states.items()
         },
     }
+
+
+def _states_of_words(
+    subject: SentenceEmbeddings, sample: Sequence[tuple[str, Words, Sequence[int]]]
+) -> dict[tuple[int, int], NDArray[Any]]:
+    """States of the words of sampled sentences, by the number of the sentence and the position of the word."""
+    states: dict[tuple[int, int], NDArray[Any]] = {}
+    for language in dict.fromkeys(language for language, _, _ in sample):
+        numbers = [number for number, (sentence_language, _, _) in enumerate(sample) if sentence_language == language]
+        sentences = [sample[number][1] for number in numbers]
+        states_of_sentences = analysis.word_states(subject.model(language), sentences)
+        for number, (at_n, states_nh) in zip(numbers, states_of_sentences, strict=True):
+            states |= {(number, at): state_h for at, state_h in zip(at_n, states_nh, strict=True)}
+    return states
