@@ -29,10 +29,12 @@ import shutil
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +81,13 @@ from metaphrase.training.run import Inputs
 
 ROOT = Path(__file__).parents[1]
 
-#: Pieces of a sentence that every recipe reads at most.
+#: Length to which every recipe truncates sentences, in pieces.
 LENGTH = 32
 #: Weights that alpha is chosen from.
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-#: Folders of the data whose development parts must not get worse when alpha is chosen, in addition to similarity structure.
+#: Data sets whose development parts must not get worse when alpha is chosen, in addition to similarity structure.
 GUARDS = ("stsb",)
-#: The same with ``--debias``: removing directions costs answers within a language.
+#: The same with ``--debias``, because removing directions costs answers within a language.
 DEBIASED_GUARDS = ("stsb", "mlqa")
 #: Languages of SIB-200 that are measured in addition to those of the bitext, evenly spaced over all.
 OTHER_LANGUAGES = 40
@@ -112,11 +114,13 @@ TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"mining": ("bucc2018-sample sample_oracle",)},
     {"paraphrase": ("pawsx probe",), "pos": ("ud probe",), "nli": ("xnli probe", "xnli"), "qa": ("xquad",)},
 )
+#: All suites, in the order in which they are measured.
+ALL_SUITES = list(dict.fromkeys(chain.from_iterable(TIERS)))
 #: Benchmarks that load an encoder from a folder and train all of it.
 FINE_TUNED = ("xnli", "xquad")
-#: The starter's settings: with its stored prompt, and without.
+#: Prompts with which the starter is measured, by the name of the folder: its stored prompt, and none.
 PROMPTS = {"prompt": "auto", "plain": None}
-#: Measurements of the time of a step.
+#: Rounds over all recipes in which the time of a step is measured.
 ROUNDS = 2
 
 
@@ -141,6 +145,10 @@ class Cell:
         """Whether the release does not depend on training."""
         return self.release is not None and self.release["merge"] == 0
 
+    def has_variant(self, variant: str) -> bool:
+        """Whether the recipe has such an encoder."""
+        return self.release is not None if variant == "released" else not self.untrained
+
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"
 
@@ -159,15 +167,32 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
         for name, entry in entries.items():
             if options.only and name not in options.only:
                 continue
-            recipe = varied(Recipe.load(entry["recipe"]), [entry.get("terms", {})], {}, name=name)
-            place, release = folder / name / f"seed{seed}", entry.get("release")
-            variants = tuple(one for one in options.variants if one != "released" or release)
-            cell = Cell(name, recipe, seed, place, entry.get("packaged", False), release, variants)
-            if cell.untrained:
-                cell = replace(cell, variants=tuple(one for one in variants if one == "released"))
-            if not cell.untrained or seed == options.seeds[0]:  # all seeds would have the same results
-                cells.append(cell)
+            cell = Cell(
+                name=name,
+                recipe=varied(Recipe.load(entry["recipe"]), [entry.get("terms", {})], {}, name=name),
+                seed=seed,
+                folder=folder / name / f"seed{seed}",
+                packaged=entry.get("packaged", False),
+                release=entry.get("release"),
+                variants=(),
+            )
+            if cell.untrained and seed != options.seeds[0]:
+                continue  # all seeds would have the same results
+            cells.append(replace(cell, variants=tuple(filter(cell.has_variant, options.variants))))
     return cells
+
+
+def setting_name(options: argparse.Namespace) -> str:
+    """Name of the folder of results with these options."""
+    name = Path(options.model).name
+    if options.reinitialise:
+        name += f"-top{options.reinitialise}"
+    name += f"-{options.steps}x{options.batch_size}"
+    if options.bf16:
+        name += "-bf16"
+    if options.debias:
+        name += f"-debias{options.debias}"
+    return name
 
 
 class Evidence:
@@ -177,10 +202,7 @@ class Evidence:
         if options.bf16 and options.device != "cuda" and not has_bfloat16_instructions():
             raise UsageError("--bf16 needs a CPU with instructions for bfloat16, or --device cuda.")
         self.options = options
-        layers = f"-top{options.reinitialise}" if options.reinitialise else ""
-        debiased = f"-debias{options.debias}" if options.debias else ""
-        size = f"{options.steps}x{options.batch_size}"
-        self.name = f"{Path(options.model).name}{layers}-{size}{'-bf16' * options.bf16}{debiased}"
+        self.name = setting_name(options)
         self.folder = options.results / self.name
         self.work = Path(options.work_dir)
         self.cells = load_cells(options, self.folder)
@@ -234,21 +256,28 @@ class Evidence:
         if (data / "sib200").is_dir():
             codes = sib200_languages(data / "sib200", self.languages)
             samples |= {name: samples[name]._replace(languages=codes) for name in ("sib200", "xsim++")}
-        suites = [
-            one for one in dict.fromkeys(suite for tier in TIERS for suite in tier) if one in self.options.suites
-        ]
-        found = {one.name: one for one in find_benchmarks(data, suites, self.settings, samples)[0]}
+        suites = [suite for suite in ALL_SUITES if suite in self.options.suites]
+        benchmarks = {
+            benchmark.name: benchmark for benchmark in find_benchmarks(data, suites, self.settings, samples)[0]
+        }
         names = [[name for suite in tier if suite in suites for name in tier[suite]] for tier in TIERS]
-        tiers = [[found[name] for name in group if name in found] for group in names]
+        tiers = [[benchmarks[name] for name in names_of_tier if name in benchmarks] for names_of_tier in names]
         if not any(tiers):
-            others = f" It has {', '.join(found)}, which this program does not measure." if found else ""
-            raise UsageError(f"{data} has none of {', '.join(name for group in names for name in group)}.{others}")
+            message = f"{data} has none of {', '.join(chain.from_iterable(names))}."
+            if benchmarks:
+                message += f" It has {', '.join(benchmarks)}, which this program does not measure."
+            raise UsageError(message)
         return tiers
+
+    @property
+    def benchmarks(self) -> list[Benchmark]:
+        """The benchmarks of all tiers."""
+        return list(chain.from_iterable(self.tiers))
 
     @cached_property
     def data_digests(self) -> dict[str, str]:
         """Digest of the files of each benchmark."""
-        return {one.name: files_sha256(one.files) for tier in self.tiers for one in tier}
+        return {benchmark.name: files_sha256(benchmark.files) for benchmark in self.benchmarks}
 
     @cached_property
     def guards(self) -> tuple[Guard, list[Guard]]:
@@ -261,9 +290,10 @@ class Evidence:
 
     @property
     def guard_folders(self) -> list[Path]:
-        """Folders of the guards that the data have."""
+        """Folders of the guards that the data folder has."""
         names = DEBIASED_GUARDS if self.options.debias else GUARDS
-        return [path for name in names if (path := Path(self.options.data) / name).is_dir()]
+        folders = [Path(self.options.data) / name for name in names]
+        return [folder for folder in folders if folder.is_dir()]
 
     @cached_property
     def guard_digests(self) -> dict[str, str]:
@@ -305,12 +335,16 @@ class Evidence:
 
     def alpha_settings(self, vector: str | None) -> dict[str, Any]:
         """The settings that determine the choice of alpha."""
-        settings = {"vector": vector, "alphas": self.alphas, "guards": self.guard_digests}
-        settings["corpus"] = self.corpus_digest
-        return settings | (self.directions | self.precision if self.options.debias else {})
+        settings = {
+            "vector": vector,
+            "alphas": self.alphas,
+            "guards": self.guard_digests,
+            "corpus": self.corpus_digest,
+        }
+        return settings | self.directions | self.precision if self.options.debias else settings
 
     def encoder_settings(self, cell: Cell, variant: str, vector: str | None, alpha: float | None) -> dict[str, Any]:
-        """What determines an encoder of a cell, given the digest of its task vector and the chosen alpha."""
+        """The settings that determine an encoder of a cell, given the digest of its task vector and the chosen alpha."""
         settings: dict[str, Any] = {"vector": vector, "variant": variant}
         if variant == "raw":
             return settings | {"alpha": 1.0}
@@ -320,8 +354,14 @@ class Evidence:
 
     def measured_settings(self, benchmark: Benchmark, **encoder: Any) -> dict[str, Any]:
         """The settings that determine the results of a benchmark."""
-        own = {"benchmark": benchmark.protocol, "data": self.data_digests[benchmark.name], "revision": REVISION}
-        return own | {"model": self.start_digest, **encoder, **self.precision}
+        return {
+            "benchmark": benchmark.protocol,
+            "data": self.data_digests[benchmark.name],
+            "revision": REVISION,
+            "model": self.start_digest,
+            **encoder,
+            **self.precision,
+        }
 
     def vector_path(self, cell: Cell) -> Path:
         """File of the task vector, named after the settings that determine it."""
@@ -330,47 +370,42 @@ class Evidence:
         return self.work / "vectors" / f"{cell.name}-seed{cell.seed}-{digest}.safetensors"
 
     def has_vector(self, cell: Cell) -> bool:
-        """Whether the task vector is the one of the kept training, as another folder of results may have trained it again."""
+        """Whether the task vector is that of the stored training; another folder of results may have trained it again."""
         if cell.untrained:
             return True
         path, facts = self.vector_path(cell), read_part(cell.folder / "train.json")
         return path.is_file() and facts is not None and file_sha256(path) == facts["vector"]
 
     def missing(self, cell: Cell, tier: Sequence[Benchmark]) -> list[tuple[str, Benchmark | None]]:
-        """The stages of a cell that are not kept: ``train``, ``alpha``, and a variant with each of its benchmarks."""
-        facts = kept(cell.folder / "train.json", self.training_settings(cell))
-        vector = facts and facts["vector"]
-        chosen = kept(cell.folder / "alpha.json", self.alpha_settings(vector))
-        stages: list[tuple[str, Benchmark | None]] = [("train", None)] if facts is None else []
-        if chosen is None and "merged" in cell.variants:
+        """The stages of a cell without stored results: ``train``, ``alpha``, and a variant with each of its benchmarks."""
+        training = stored_result(cell.folder / "train.json", self.training_settings(cell))
+        vector = training["vector"] if training else None
+        choice = stored_result(cell.folder / "alpha.json", self.alpha_settings(vector))
+        alpha = choice["alpha"] if choice else None
+        stages: list[tuple[str, Benchmark | None]] = []
+        if training is None:
+            stages.append(("train", None))
+        if choice is None and "merged" in cell.variants:
             stages.append(("alpha", None))
         for variant in cell.variants:
-            if variant == "merged" and chosen and chosen["alpha"] == 0:
+            if variant == "merged" and alpha == 0:
                 continue  # the starter
-            encoder = self.encoder_settings(cell, variant, vector, chosen and chosen["alpha"])
+            encoder = self.encoder_settings(cell, variant, vector, alpha)
             for benchmark in tier:
-                if kept(result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)) is None:
+                path, settings = result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)
+                if stored_result(path, settings) is None:
                     stages.append((variant, benchmark))
         return stages
 
     def train(self, cell: Cell) -> None:
         """Train a cell, and store its task vector and the facts of the run."""
-        started = time.perf_counter()
         if cell.untrained:
-            facts = {
-                "steps": 0,
-                "batch_size": self.options.batch_size,
-                "encoder_calls": 0,
-                "tokens": 0,
-                "vector": None,
-                "seconds": 0.0,
-            }
-            facts |= {"settings": self.training_settings(cell), "hardware": hardware(), "versions": versions()}
-            write_part(cell.folder / "train.json", facts)
+            self.store_no_training(cell)
             return
+        started = time.perf_counter()
         path = self.vector_path(cell)
         work = self.work / "training" / path.stem
-        # Training is short, and its passes are counted from the first step: an interrupted one is repeated.
+        # Interrupted training starts over: it is short, and its forward passes are counted from the first step.
         shutil.rmtree(work, ignore_errors=True)
         model = self.load()
         with counted_passes(model) as passes:
@@ -392,6 +427,21 @@ class Evidence:
         }
         write_part(cell.folder / "train.json", content)
 
+    def store_no_training(self, cell: Cell) -> None:
+        """Store the facts of a cell whose release does not depend on training."""
+        facts = {
+            "steps": 0,
+            "batch_size": self.options.batch_size,
+            "encoder_calls": 0,
+            "tokens": 0,
+            "vector": None,
+            "seconds": 0.0,
+            "settings": self.training_settings(cell),
+            "hardware": hardware(),
+            "versions": versions(),
+        }
+        write_part(cell.folder / "train.json", facts)
+
     def run_config(self, cell: Cell, work: Path) -> RunConfig:
         """The configuration of a cell: the demo's, with the cell's recipe."""
         work.mkdir(parents=True, exist_ok=True)
@@ -399,30 +449,42 @@ class Evidence:
         recipe.write_text(yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False), encoding="utf-8")
         omitted = ("merge", "debias", "languages", "retention_languages")
         settings = {name: value for name, value in demo_settings().items() if name not in omitted}
-        settings |= {"recipe": str(recipe), "corpus": [self.options.corpus], "test": [], "output_dir": str(work)}
-        settings |= {"max_steps": self.options.steps, "per_device_train_batch_size": self.options.batch_size}
-        settings |= {"seed": cell.seed, "max_length": LENGTH, "disable_tqdm": True, "report_to": "none"}
-        settings |= {"bf16": self.options.bf16}
-        settings |= {"model": self.options.model, "use_cpu": self.options.device == "cpu"}
+        settings |= {
+            "model": self.options.model,
+            "recipe": str(recipe),
+            "corpus": [self.options.corpus],
+            "test": [],
+            "output_dir": str(work),
+            "max_steps": self.options.steps,
+            "per_device_train_batch_size": self.options.batch_size,
+            "seed": cell.seed,
+            "max_length": LENGTH,
+            "bf16": self.options.bf16,
+            "use_cpu": self.options.device == "cpu",
+            "disable_tqdm": True,
+            "report_to": "none",
+        }
         return RunConfig(**settings)
 
     def choose(self, cell: Cell) -> None:
         """Choose the weight of the task vector on development data, and store it with its curve."""
         started = time.perf_counter()
-        vector = self.vector_path(cell)
+        path = self.vector_path(cell)
         debiased = bool(self.options.debias)
-        change = TaskVector.load(vector)
+        vector = TaskVector.load(path)
         with bfloat16(self.start, enabled=debiased and self.options.bf16):
             gain, guards = self.guards
             curve = choose_alpha(
-                self.start, change, gain, guards, alphas=self.alphas, finish=self.finished, complete=not debiased
+                self.start, vector, gain, guards, alphas=self.alphas, finish=self.finished, complete=not debiased
             )
         content = {
-            "settings": self.alpha_settings(file_sha256(vector)),
+            "settings": self.alpha_settings(file_sha256(path)),
             "alpha": curve.alpha,
             "curve": curve.to_dict(),
+            "seconds": round(time.perf_counter() - started, 1),
+            "hardware": hardware(),
+            "versions": versions(),
         }
-        content |= {"seconds": round(time.perf_counter() - started, 1), "hardware": hardware(), "versions": versions()}
         write_part(cell.folder / "alpha.json", content)
 
     def finished(self, model: SentenceTransformer) -> SentenceTransformer:
@@ -455,18 +517,18 @@ class Evidence:
     def measure(
         self, path: Path, settings: Mapping[str, Any], benchmark: Benchmark, model: SentenceTransformer
     ) -> None:
-        """Measure a benchmark and keep its scores; embeddings and whole results are kept in the work folder."""
-        own = replace(self.settings, prompt=settings.get("prompt", "auto"))
-        size = self.options.encoding_batch_size
-        subject = Subject(path.parent.name, model, self.work / "measured", own, batch_size=size)
+        """Measure a benchmark and store its scores; embeddings and whole results are stored in the work folder."""
+        with_prompt = replace(self.settings, prompt=settings.get("prompt", "auto"))
+        batch_size = self.options.encoding_batch_size
+        subject = Subject(path.parent.name, model, self.work / "measured", with_prompt, batch_size=batch_size)
         folder = self.work / "encoders" / subject.sha
         if benchmark.name in FINE_TUNED:
             model.save_pretrained(str(folder), create_model_card=False)
             subject = replace(subject, name=str(folder))
-        found = run_benchmark(benchmark, subject)
+        result = run_benchmark(benchmark, subject)
         shutil.rmtree(folder, ignore_errors=True)
-        facts = {key: found[key] for key in ("protocol", "model_hash", "seconds", "hardware", "versions", "data")}
-        scores = stored_scores(found["scores"], self.languages)
+        facts = {key: result[key] for key in ("protocol", "model_hash", "seconds", "hardware", "versions", "data")}
+        scores = stored_scores(result["scores"], self.languages)
         write_part(path, {"settings": settings, "benchmark": benchmark.name, **facts, "scores": scores})
 
     # ------------------------------------------------------------------------------------------------------ the program
@@ -474,13 +536,12 @@ class Evidence:
     def run(self) -> None:
         """Train and measure what is missing."""
         for tier, cells in self.order():
-            makes = {STARTER: partial(self.run_start, tier)} | {
-                str(one): partial(self.run_cell, one, tier) for one in cells
-            }
-            for name, make in makes.items():
+            tasks = {STARTER: partial(self.run_start, tier)}
+            tasks |= {str(cell): partial(self.run_cell, cell, tier) for cell in cells}
+            for name, task in tasks.items():
                 try:
                     with exclusive(self.work / "locks" / f"{self.name}, {name}"):
-                        make()
+                        task()
                 except CheckpointError as error:
                     print(f"Skipped: {name}, {error}", flush=True)
 
@@ -488,27 +549,28 @@ class Evidence:
         """Measure the time of a training step of each recipe: the shortest of some rounds over all recipes.
 
         Raises:
-            UsageError: Times of other recipes are kept, but cannot be compared with new ones.
+            UsageError: Times of other recipes are stored, but cannot be compared with new ones.
         """
         path = self.folder / STEP_TIMES
         facts = {"rounds": ROUNDS, "batch_size": self.options.batch_size, "hardware": hardware()}
-        others = kept_times(path, facts, {cell.name for cell in self.cells})
-        linked = max(self.cells, key=lambda cell: "alignment" in cell.recipe.columns)
-        config = self.run_config(linked, self.work / "training" / "timed")
+        other_times = stored_times(path, facts, {cell.name for cell in self.cells})
+        # The corpus of a recipe with word links, if there is one, has the columns of all recipes.
+        largest = max(self.cells, key=lambda cell: "alignment" in cell.recipe.columns)
+        config = self.run_config(largest, self.work / "training" / "timed")
         arguments = config.training_arguments()
-        corpus = with_columns(read_bitext(config, self.start, arguments), linked.recipe, config, arguments)
+        corpus = with_columns(read_bitext(config, self.start, arguments), largest.recipe, config, arguments)
         recipes = {cell.name: replace(cell.recipe, max_length=LENGTH) for cell in self.cells}
         seconds = dict.fromkeys(recipes, float("inf"))
         size, dtype = self.options.batch_size, torch.bfloat16 if self.options.bf16 else torch.float32
         for _ in range(ROUNDS):
             for name, recipe in recipes.items():
-                each = step_seconds(self.start, recipe, corpus, size, freeze=True, seed=0, dtype=dtype)
-                seconds[name] = round(min(seconds[name], each), 3)
-                print(f"{time.strftime('%H:%M:%S')} {name}: {each:.2f} seconds", flush=True)
-        write_part(path, facts | {"seconds": others | seconds, "versions": versions()})
+                measured = step_seconds(self.start, recipe, corpus, size, freeze=True, seed=0, dtype=dtype)
+                seconds[name] = round(min(seconds[name], measured), 3)
+                print(f"{time.strftime('%H:%M:%S')} {name}: {measured:.2f} seconds", flush=True)
+        write_part(path, facts | {"seconds": other_times | seconds, "versions": versions()})
 
     def order(self) -> Iterator[tuple[list[Benchmark], list[Cell]]]:
-        """Groups of benchmarks with the cells that they are measured for: packaged recipes first, and cheap benchmarks."""
+        """Tiers of benchmarks with the cells that they are measured for: packaged recipes and cheap benchmarks first."""
         for seed in self.options.seeds:
             for packaged in (True, False):
                 cells = [cell for cell in self.cells if (cell.seed, cell.packaged) == (seed, packaged)]
@@ -519,26 +581,28 @@ class Evidence:
         """The benchmarks on which the encoder before training is not measured, with and without its prompt."""
         for name, prompt in PROMPTS.items():
             for benchmark in tier:
-                own = Path(STARTER, name, file_name(benchmark))
-                path, settings = self.folder / own, self.measured_settings(benchmark, prompt=prompt)
-                if kept(path, settings) is None:
+                path = self.folder / STARTER / name / file_name(benchmark)
+                settings = self.measured_settings(benchmark, prompt=prompt)
+                if stored_result(path, settings) is None:
                     yield path, settings, benchmark
 
-    def shared(self, path: Path, settings: Mapping[str, Any]) -> Path | None:
-        """The same results of another setting or configuration, if there are some: they do not depend on training."""
-        others = (other / path.relative_to(self.folder) for other in self.folder.parents[1].glob("*/*"))
-        return next((other for other in others if kept(other, settings)), None)
+    def shared_result(self, path: Path, settings: Mapping[str, Any]) -> Path | None:
+        """File with the same results of the encoder before training in another setting or configuration, if there is one."""
+        for folder in self.folder.parents[1].glob("*/*"):
+            shared = folder / path.relative_to(self.folder)
+            if stored_result(shared, settings):
+                return shared
+        return None
 
     def run_start(self, tier: Sequence[Benchmark]) -> None:
         """Measure the encoder before training, or copy its results."""
         for path, settings, benchmark in self.missing_of_start(tier):
-            if found := self.shared(path, settings):
+            if shared := self.shared_result(path, settings):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(found, path)
-                continue
-            self.attempt(
-                f"{STARTER}, {path.parent.name}: {benchmark.name}", self.measure, path, settings, benchmark, self.start
-            )
+                shutil.copyfile(shared, path)
+            else:
+                name = f"{STARTER}, {path.parent.name}: {benchmark.name}"
+                self.attempt(name, self.measure, path, settings, benchmark, self.start)
 
     def run_cell(self, cell: Cell, tier: Sequence[Benchmark]) -> None:
         """Run the missing stages of a cell."""
@@ -546,31 +610,37 @@ class Evidence:
             return
         if ("train", None) in missing or not self.has_vector(cell):
             self.attempt(f"{cell}: training", self.train, cell)
-            missing = self.missing(cell, tier)  # other weights than before have other results
+            missing = self.missing(cell, tier)  # results of the previous weights do not count
         if ("train", None) not in missing and ("alpha", None) in missing:
             self.attempt(f"{cell}: choice of alpha", self.choose, cell)
             missing = self.missing(cell, tier)
-        if not self.has_vector(cell) or ("train", None) in missing:
-            return
-        facts, chosen = (read_part(cell.folder / f"{name}.json") for name in ("train", "alpha"))
+        if ("train", None) in missing or not self.has_vector(cell):
+            return  # training failed
         for variant in cell.variants:
             if variant == "merged" and ("alpha", None) in missing:
                 continue
-            encoder = self.encoder_settings(cell, variant, facts and facts["vector"], chosen and chosen["alpha"])
-            todo = [benchmark for one, benchmark in missing if one == variant and benchmark]
-            model = self.encoder(cell, encoder) if todo else self.start
-            for benchmark in todo:
-                path, settings = result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)
-                self.attempt(f"{cell}, {variant}: {benchmark.name}", self.measure, path, settings, benchmark, model)
+            benchmarks = [benchmark for stage, benchmark in missing if stage == variant and benchmark]
+            if benchmarks:
+                self.measure_variant(cell, variant, benchmarks)
 
-    def attempt(self, name: str, make: Callable[..., None], *given: Any) -> None:
+    def measure_variant(self, cell: Cell, variant: str, benchmarks: Sequence[Benchmark]) -> None:
+        """Measure an encoder of a cell on some benchmarks."""
+        training, choice = read_part(cell.folder / "train.json"), read_part(cell.folder / "alpha.json")
+        vector, alpha = training and training["vector"], choice and choice["alpha"]
+        encoder = self.encoder_settings(cell, variant, vector, alpha)
+        model = self.encoder(cell, encoder)
+        for benchmark in benchmarks:
+            path, settings = result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)
+            self.attempt(f"{cell}, {variant}: {benchmark.name}", self.measure, path, settings, benchmark, model)
+
+    def attempt(self, name: str, stage: Callable[..., None], *arguments: Any) -> None:
         """Run a stage, and report it. A failed stage is not repeated by this program, and the others continue."""
         if name in self.failed:
             return
         started = time.perf_counter()
         print(f"{time.strftime('%H:%M:%S')} {name} …", flush=True)
         try:
-            make(*given)
+            stage(*arguments)
         except Exception as error:
             if not isinstance(error, ValueError | OSError):
                 logging.getLogger("metaphrase").exception("%s failed.", name)
@@ -583,55 +653,57 @@ class Evidence:
         """Refuse a folder with results of another encoder or bitext, which would be replaced or averaged with new ones.
 
         Raises:
-            UsageError: There are some.
+            UsageError: The folder has such results.
         """
-        own = {"model": self.start_digest, "corpus": self.corpus_digest}
+        digests = {"model": self.start_digest, "corpus": self.corpus_digest}
         for path in self.folder.glob("*/seed*/train.json"):
-            settings = (read_part(path) or {"settings": own})["settings"]
-            if differing := [name for name, digest in own.items() if settings[name] != digest]:
+            training = read_part(path)
+            if training is None:
+                continue
+            if differing := [name for name, digest in digests.items() if training["settings"][name] != digest]:
                 raise UsageError(
                     f"{self.folder} has results with another {' and '.join(differing)}. Pass another folder with --results."
                 )
 
     def plan(self) -> str:
         """Stored and missing results, and an estimate of the remaining time, as text."""
-        minutes = self.minutes()
-        unmeasured = (one for tier in self.tiers for one in self.missing_of_start(tier) if not self.shared(*one[:2]))
-        left = {STARTER: sum(minutes(STARTER, benchmark.name) for *_, benchmark in unmeasured)}
-        lines = []
-        for cell in self.cells:
-            tiers = self.tiers if cell.packaged else self.tiers[:-1]
-            missing = self.missing(cell, [one for tier in tiers for one in tier])
-            left[str(cell)] = sum(minutes(cell.name, name if one is None else one.name) for name, one in missing)
-            undone = {name for name, one in missing if one is None}
-            count = sum(map(len, tiers)) * len(cell.variants)
-            kept_ones = " | ".join("no" if name in undone else "yes" for name in ("train", "alpha"))
-            lines.append(
-                f"{cell} | {kept_ones} | {count - len(missing) + len(undone)} of {count} | {left[str(cell)]:.0f}"
-            )
-        return "\n".join(
-            [
-                "cell | trained | alpha | benchmarks | minutes left",
-                f"{STARTER} | | | | {left[STARTER]:.0f}",
-                *lines,
-                f"About {sum(left.values()) / 60:.1f} hours are left on this machine, one program at a time.",
-            ]
+        estimate = self.minutes_estimator()
+        minutes = sum(
+            estimate(STARTER, benchmark.name)
+            for tier in self.tiers
+            for path, settings, benchmark in self.missing_of_start(tier)
+            if not self.shared_result(path, settings)
         )
+        lines = ["cell | trained | alpha | benchmarks | minutes left", f"{STARTER} | | | | {minutes:.0f}"]
+        total_minutes = minutes
+        for cell in self.cells:
+            benchmarks = self.benchmarks if cell.packaged else list(chain.from_iterable(self.tiers[:-1]))
+            missing = self.missing(cell, benchmarks)
+            minutes = sum(estimate(cell.name, benchmark.name if benchmark else stage) for stage, benchmark in missing)
+            total_minutes += minutes
+            trained = "no" if ("train", None) in missing else "yes"
+            chosen = "no" if ("alpha", None) in missing else "yes"
+            count = len(benchmarks) * len(cell.variants)
+            measured = count - sum(benchmark is not None for _, benchmark in missing)
+            lines.append(f"{cell} | {trained} | {chosen} | {measured} of {count} | {minutes:.0f}")
+        lines.append(f"About {total_minutes / 60:.1f} hours are left on this machine, one program at a time.")
+        return "\n".join(lines)
 
-    def minutes(self) -> Callable[[str, str], float]:
+    def minutes_estimator(self) -> Callable[[str, str], float]:
         """A function that estimates the minutes of a stage of a recipe, from stored results or from a short measurement."""
-        seconds: dict[tuple[str, str], list[float]] = {}
+        seconds_of_recipe: dict[tuple[str, str], list[float]] = defaultdict(list)
+        seconds_of_stage: dict[str, list[float]] = defaultdict(list)
         for path in self.folder.rglob("*.json"):
             if content := read_part(path):
                 stage = content.get("benchmark", path.stem)
                 recipe = path.relative_to(self.folder).parts[0]
-                for name in (recipe, ""):
-                    seconds.setdefault((name, stage), []).append(content["seconds"])
+                seconds_of_recipe[recipe, stage].append(content["seconds"])
+                seconds_of_stage[stage].append(content["seconds"])
 
         @cache
         def estimate(recipe: str, stage: str) -> float:
-            found = seconds.get((recipe, stage)) or seconds.get(("", stage))
-            return (statistics.median(found) if found else self.timed(stage)) / 60
+            stored = seconds_of_recipe.get((recipe, stage)) or seconds_of_stage.get(stage)
+            return (statistics.median(stored) if stored else self.estimated_seconds(stage)) / 60
 
         return estimate
 
@@ -640,41 +712,41 @@ class Evidence:
         """Seconds to encode a byte of text."""
         return encoding_speed(self.start)
 
-    def timed(self, stage: str) -> float:
-        """Estimated seconds of a stage without stored results."""
+    def estimated_seconds(self, stage: str) -> float:
+        """The time of a stage without stored results, estimated from a short measurement."""
         if stage == "train":
             config = self.run_config(self.cells[0], self.work / "training" / "timed")
             corpus = read_bitext(config, self.start, config.training_arguments())
             size = min(self.options.batch_size, len(corpus.dataset))
-            each = step_seconds(self.start, Recipe.load("tr"), corpus, size, freeze=True, seed=0)
+            seconds = step_seconds(self.start, Recipe.load("tr"), corpus, size, freeze=True, seed=0)
             shutil.rmtree(self.work / "training" / "timed")
-            return each * self.options.steps
+            return seconds * self.options.steps
         if stage == "alpha":
             config = RunConfig(merge="auto", guard=[str(path) for path in self.guard_folders])
             groups = encoded_texts(config, load_parallel_folder(Path(self.options.corpus), split="dev"), prompts=2)
-            size = sum(number * len("".join(texts).encode()) for texts, number in groups)
-            return size * self.byte_seconds
-        benchmark = next(one for tier in self.tiers for one in tier if one.name == stage)
+            encoded_bytes = sum(times * len("".join(texts).encode()) for texts, times in groups)
+            return encoded_bytes * self.byte_seconds
+        benchmark = next(benchmark for benchmark in self.benchmarks if benchmark.name == stage)
         return benchmark.work * self.byte_seconds
 
 
-def kept_times(path: Path, facts: Mapping[str, Any], recipes: set[str]) -> dict[str, float]:
-    """The kept times of other recipes than these.
+def stored_times(path: Path, facts: Mapping[str, Any], recipes: set[str]) -> dict[str, float]:
+    """The stored times of other recipes than these.
 
     Raises:
-        UsageError: There are some, but they were measured with other settings or on another machine.
+        UsageError: Such times were measured with other settings or on another machine.
     """
     content = read_part(path) or {"seconds": {}}
-    others = {name: seconds for name, seconds in content["seconds"].items() if name not in recipes}
-    if others and any(content.get(name) != value for name, value in facts.items()):
+    times = {name: seconds for name, seconds in content["seconds"].items() if name not in recipes}
+    if times and any(content.get(name) != value for name, value in facts.items()):
         raise UsageError(
-            f"{path} has times of other recipes ({', '.join(others)}) with other settings or from another machine, which "
+            f"{path} has times of other recipes ({', '.join(times)}) with other settings or from another machine, which "
             "cannot be compared. Measure all recipes (without --only), or remove the file."
         )
-    return others
+    return times
 
 
-def kept(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def stored_result(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """The content of a stage's file, if it exists and has these settings."""
     content = read_part(path)
     if content is None or content["settings"] != as_json(settings, default=str):
@@ -695,17 +767,17 @@ def result_path(cell: Cell, variant: str, benchmark: Benchmark) -> Path:
 def sib200_languages(folder: Path, trained_on: Sequence[str]) -> tuple[str, ...]:
     """The languages of SIB-200 that are measured: those of the bitext, and others that are evenly spaced over all."""
     available = [code for code in topic_files(folder) if code != ENGLISH]
-    own = {sib200_code(language) for language in trained_on}
-    return tuple(sorted(own.intersection(available).union(spread(available, OTHER_LANGUAGES))))
+    trained_codes = {sib200_code(language) for language in trained_on}
+    return tuple(sorted(trained_codes.intersection(available).union(spread(available, OTHER_LANGUAGES))))
 
 
 def reinitialise(model: SentenceTransformer, layers: int) -> None:
     """Reinitialise the top layers of an encoder, with the same weights in every call."""
     encoder: Any = model[0].auto_model
     generator = torch.Generator().manual_seed(0)
-    top = list(encoder.encoder.layer)[-layers:] if layers else []
+    top_layers = list(encoder.encoder.layer)[-layers:] if layers else []
     with torch.no_grad():
-        for module in (module for layer in top for module in layer.modules()):
+        for module in chain.from_iterable(layer.modules() for layer in top_layers):
             if isinstance(module, torch.nn.Linear):
                 drawn = torch.randn(module.weight.shape, generator=generator)
                 module.weight.copy_(encoder.config.initializer_range * drawn)
@@ -716,7 +788,7 @@ def reinitialise(model: SentenceTransformer, layers: int) -> None:
 
 @contextmanager
 def counted_passes(model: SentenceTransformer) -> Iterator[dict[str, int]]:
-    """Count the forward passes of an encoder, and of copies that are made of it meanwhile, and their tokens."""
+    """Count the forward passes and tokens of an encoder, and of copies that are made of it in this context."""
     counts = {"calls": 0, "tokens": 0}
 
     def count(module: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
@@ -731,8 +803,8 @@ def counted_passes(model: SentenceTransformer) -> Iterator[dict[str, int]]:
         hook.remove()
 
 
-def parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """The program's options."""
+def option_parser() -> argparse.ArgumentParser:
+    """The parser of the program's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="benchmarks", help="Folder of the benchmarks, as for `metaphrase evaluate`.")
     parser.add_argument(
@@ -740,9 +812,8 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", metavar="RECIPE", help="Recipes of the configuration (default: all).")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    suites = list(dict.fromkeys(suite for tier in TIERS for suite in tier))
     parser.add_argument(
-        "--suites", nargs="+", choices=suites, default=suites, help="Suites to measure (default: all)."
+        "--suites", nargs="+", choices=ALL_SUITES, default=ALL_SUITES, help="Suites to measure (default: all)."
     )
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="Default: all.")
     parser.add_argument(
@@ -785,6 +856,12 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
     parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
+    return parser
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The program's options, with the recipes of the configuration and the defaults that depend on other options."""
+    parser = option_parser()
     options = parser.parse_args(argv)
     content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     options.recipes, options.transfer = content.get("recipes"), content.get("transfer", "auto")
@@ -796,13 +873,11 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
             options.variants = ["merged"]
         if "released" in options.variants:
             parser.error("--debias measures merged encoders, and with --variants raw, encoders as trained.")
-    if options.results is None:
-        # The page of the documentation shows the results of the repository only.
+    if options.results is None:  # the page of the documentation shows the results of the repository only
         options.page = options.page or ROOT / content["page"]
         options.results = ROOT / "scripts" / "results" / options.config.stem
-    if options.page and not (
-        options.page.is_file() and "<!-- evidence -->" in options.page.read_text(encoding="utf-8")
-    ):
+    text = options.page.read_text(encoding="utf-8") if options.page and options.page.is_file() else ""
+    if options.page and "<!-- evidence -->" not in text:
         parser.error(f"--page {options.page} is not a file with the lines <!-- evidence --> and <!-- /evidence -->.")
     return options
 
@@ -819,7 +894,10 @@ def main(argv: Sequence[str]) -> int:
         if options.plan:
             print(evidence.plan())
             return 0
-        evidence.time_steps() if options.time else evidence.run()
+        if options.time:
+            evidence.time_steps()
+        else:
+            evidence.run()
         failed = evidence.failed
     if options.page:
         write_page(options.results, options.page, options.config)

@@ -450,12 +450,12 @@ def test_blocks_of_a_mean_of_few_items_are_the_items(table):
 
 def test_times_of_other_recipes_are_kept_if_they_are_comparable(script, tmp_path):
     path, facts = tmp_path / "step_times.json", {"rounds": 2, "hardware": {"cpus": 2}}
-    assert script.kept_times(path, facts, {"tr"}) == {}
+    assert script.stored_times(path, facts, {"tr"}) == {}
     script.write_part(path, facts | {"seconds": {"tr": 4.0, "dap": 8.0}})
-    assert script.kept_times(path, facts, {"tr"}) == {"dap": 8.0}
+    assert script.stored_times(path, facts, {"tr"}) == {"dap": 8.0}
     with pytest.raises(script.UsageError, match=r"other recipes \(dap\).*without --only"):
-        script.kept_times(path, facts | {"hardware": {"cpus": 4}}, {"tr"})
-    assert script.kept_times(path, facts | {"hardware": {"cpus": 4}}, {"tr", "dap"}) == {}
+        script.stored_times(path, facts | {"hardware": {"cpus": 4}}, {"tr"})
+    assert script.stored_times(path, facts | {"hardware": {"cpus": 4}}, {"tr", "dap"}) == {}
 
 
 # --- The page ---
