@@ -72,35 +72,39 @@ class Options:
 _GUARD = ("before", "after", "difference", "interval", "n", "verdict", "limit")
 
 
-def keep(report: Path, path: Path) -> None:
+def keep_report(report: Path, path: Path) -> None:
     """Store the comparisons of a report and the facts of its run."""
     content = read_json(report)
     run = {key: value for key, value in content["run"].items() if key not in ("log_history", "corpus", "settings")}
     for file in run["files"]:
         file.pop("path", None)
     run["command"] = re.sub(r"(?<=\s)/\S*/(?=\S)", "", run["command"])  # local paths of the data
-    prompts = {name: result["settings"]["prompt"] for name, result in content["before"].items()}
-    kept = {"run": run, "comparisons": content["comparisons"], "baseline_prompt": prompts}
     analysis = content.get("analysis", {})
-    kept["guards"] = {
-        f"{one['pooled']['languages']} other languages ({name})": one["pooled"]
-        | {"verdict": one["verdict"], "limit": one["limit"]}
-        for name, one in analysis.get("retention", {}).items()
-    } | {
-        f"{name}, {len(one['languages'])} languages": {key: one[key] for key in _GUARD}
-        for name, one in analysis.get("abilities", {}).items()
+    guards = {}
+    for name, guard in analysis.get("retention", {}).items():
+        pooled = guard["pooled"]
+        title = f"{pooled['languages']} other languages ({name})"
+        guards[title] = pooled | {"verdict": guard["verdict"], "limit": guard["limit"]}
+    for name, guard in analysis.get("abilities", {}).items():
+        guards[f"{name}, {len(guard['languages'])} languages"] = {key: guard[key] for key in _GUARD}
+    results = {
+        "run": run,
+        "comparisons": content["comparisons"],
+        "baseline_prompt": {name: result["settings"]["prompt"] for name, result in content["before"].items()},
+        "guards": guards,
     }
-    write_results(path, kept, lambda one: {"test sets": set(one["comparisons"]), "steps": one["run"]["steps"]})
+    write_results(
+        path, results, lambda stored: {"test sets": set(stored["comparisons"]), "steps": stored["run"]["steps"]}
+    )
 
 
-def table(content: dict[str, Any]) -> str:
+def report_table(content: dict[str, Any]) -> str:
     """Format a run's facts and its test sets as Markdown."""
     run = content["run"]
     pairs = sum(file["pairs"] for file in run["files"])
-    hardware = run["hardware"]
     lines = [
         f"One run with seed {run['seed']}: {pairs:,} training pairs, {run['steps']} steps of {run['batch_size']} pairs in "
-        f"{run['training_seconds'] / 60:.1f} minutes on {cores(hardware)}.",
+        f"{run['training_seconds'] / 60:.1f} minutes on {cores(run['hardware'])}.",
         "",
     ]
     for name, comparison in content["comparisons"].items():
@@ -110,19 +114,19 @@ def table(content: dict[str, Any]) -> str:
         rows = dict(comparison["languages"])
         if len(rows) > 1:
             rows["**all**"] = comparison["pooled"] | {"n": sum(row["n"] for row in rows.values())}
-        cells = [[language, row["n"], *_change(row), verdict_shown(row)] for language, row in rows.items()]
+        cells = [[language, row["n"], *change_cells(row), verdict_shown(row)] for language, row in rows.items()]
         lines += [*markdown(["language", "pairs", "before", "after", "difference", ""], "lrrrrl", cells), ""]
     if guards := content.get("guards"):
         heads = ["measure", "items", "before", "after", "difference", "red line", ""]
         cells = [
-            [name, row["n"], *_change(row), f"{-row['limit']:+g}", row["verdict"]] for name, row in guards.items()
+            [name, row["n"], *change_cells(row), f"{-row['limit']:+g}", row["verdict"]] for name, row in guards.items()
         ]
         lines += ["**Retention**", "", *markdown(heads, "lrrrrrl", cells)]
     return "\n".join(lines).rstrip()
 
 
-def _change(row: dict[str, Any]) -> list[str]:
-    """The cells of both scores, and of their difference."""
+def change_cells(row: dict[str, Any]) -> list[str]:
+    """Format the scores before and after, and their difference."""
     return [f"{row['before']:.1f}", f"{row['after']:.1f}", difference_words(row)]
 
 
@@ -137,28 +141,29 @@ def keep_adapted(outputs: Sequence[Path], path: Path) -> None:
     runs = []
     for output in outputs:
         verdict = read_json(output / "verdict.json")
-        run = read_json(output / "report.json")["run"]
-        kept = {key: run[key] for key in ("seed", "steps", "training_seconds", "hardware", "versions")}
-        kept["pairs"] = {file["language"]: file["pairs"] for file in run["files"]}
-        kept |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
+        facts = read_json(output / "report.json")["run"]
+        run = {key: facts[key] for key in ("seed", "steps", "training_seconds", "hardware", "versions")}
+        run["pairs"] = {file["language"]: file["pairs"] for file in facts["files"]}
+        run |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
         if verdict["retention"]:
             omitted = ("languages", "models")  # the latter name the output folder
-            kept["retention"] = {key: value for key, value in verdict["retention"].items() if key not in omitted}
-        runs.append(kept)
-    write_results(path, runs, lambda runs: {"languages": {one for run in runs for one in run["languages"]}})
+            run["retention"] = {key: value for key, value in verdict["retention"].items() if key not in omitted}
+        runs.append(run)
+    write_results(path, runs, lambda runs: {"languages": {language for run in runs for language in run["languages"]}})
 
 
 def adapted_words(runs: Sequence[dict[str, Any]]) -> str:
     """Format verdicts as the command prints them, with the cost of each run."""
-    parts = []
+    paragraphs = []
     for run in runs:
-        own = ", ".join(f"{run['pairs'][language]:,} pairs of {language}" for language in run["languages"])
+        pairs = ", ".join(f"{run['pairs'][language]:,} pairs of {language}" for language in run["languages"])
         verdict = "\n".join(run["verdict"])
-        parts.append(
-            f"```text\n{verdict}\n```\n\n{own} were used for training: seed {run['seed']}, {run['steps']} steps, "
-            f"{run['seconds'] / 60:.0f} minutes in total on {cores(run['hardware'])}."
-        )
-    return "\n\n".join(parts)
+        paragraphs += [
+            f"```text\n{verdict}\n```",
+            f"{pairs} were used for training: seed {run['seed']}, {run['steps']} steps, {run['seconds'] / 60:.0f} minutes in "
+            f"total on {cores(run['hardware'])}.",
+        ]
+    return "\n\n".join(paragraphs)
 
 
 #: The baseline and the release in stored results.
@@ -185,79 +190,95 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         ValueError: The results are of different encoders, have no baseline, or are of the sample ``quick``.
         UsageError: The stored results cover more data sets or languages.
     """
-    contents = [read_json(result) for result in results]
-    for result, one in zip(results, contents, strict=True):
-        if one.get("baseline") is None:
-            raise ValueError(f"{result} has no baseline to compare with. Pass --baseline to `metaphrase evaluate`.")
-        if one["suite"] == "quick":
-            raise ValueError(f"{result} has scores of a small sample. Pass --suite all to `metaphrase evaluate`.")
-    content = contents[0]
-    sides = {"before": content["baseline"], "after": content}
-    for one in contents[1:]:
-        hashes = [[side["model_hash"] for side in (of["baseline"], of)] for of in (content, one)]
-        if hashes[0] != hashes[1]:
-            raise ValueError(
-                f"Suite {one['suite']!r} was measured with other encoders than suite {content['suite']!r}."
-            )
-    parts, kept = {}, {"scores": {}, "skipped": {}, "failed": []}
-    for one in contents:
-        parts |= one["parts"]
-        kept["scores"] |= {name: _kept_score(one, name) for name in one["scores"]}
-        kept["skipped"] |= one["skipped"]
-        kept["failed"] += one["failed"]
-    measured = parts.keys() | {part["suite"] for part in parts.values()}  # each result may lack the data of the others
-    kept["skipped"] = {name: reason for name, reason in kept["skipped"].items() if name not in measured}
-    kept |= {
-        "suites": list(dict.fromkeys(one["suite"] for one in contents)),
-        "models": {side: result["model"] for side, result in sides.items()},
-        "hashes": {side: result["model_hash"] for side, result in sides.items()},
-        "seed": content["settings"]["seed"],
-        "hardware": next(iter(parts.values()))["hardware"],
-        "versions": content["versions"],
-    }
+    contents = _read_suites(results)
+    first = contents[0]
+    hashes = _encoder_hashes(first)
+    suites = [content["suite"] for content in contents]
+    parts, scores, skipped, failed = {}, {}, {}, []
+    for content in contents:
+        parts |= content["parts"]
+        scores |= {name: _stored_score(content, name) for name in content["scores"]}
+        skipped |= content["skipped"]
+        failed += content["failed"]
     stored = read_json(path) if path.exists() else {}
-    if all(stored.get(key) == kept[key] for key in ("hashes", "seed")):
-        lacking = {name: reason for name, reason in stored["skipped"].items() if name not in measured}
-        kept["skipped"] = lacking  # a part of the data lacks most suites
-        kept["failed"] = [name for name in dict.fromkeys([*stored["failed"], *kept["failed"]]) if name not in parts]
-        kept["scores"] = stored["scores"] | kept["scores"]
-        kept["suites"] = list(dict.fromkeys(stored["suites"] + kept["suites"]))
-    languages = "languages of {}".format
-    write_results(
-        path,
-        kept,
-        lambda one: (
-            {"scores": set(one["scores"])}
-            | {languages(name): score["languages"] for name, score in one["scores"].items() if name in kept["scores"]}
-        ),
-    )
+    if stored.get("hashes") == hashes and stored.get("seed") == first["settings"]["seed"]:
+        scores = stored["scores"] | scores
+        suites = stored["suites"] + suites
+        skipped = stored["skipped"]  # results of a part of the data lack most suites
+        failed = [name for name in dict.fromkeys([*stored["failed"], *failed]) if name not in parts]
+    # The results of some data are skipped in one file and measured in another.
+    measured = parts.keys() | {part["suite"] for part in parts.values()}
+    suite_results = {
+        "scores": scores,
+        "skipped": {name: reason for name, reason in skipped.items() if name not in measured},
+        "failed": failed,
+        "suites": list(dict.fromkeys(suites)),
+        "models": {"before": first["baseline"]["model"], "after": first["model"]},
+        "hashes": hashes,
+        "seed": first["settings"]["seed"],
+        "hardware": next(iter(parts.values()))["hardware"],
+        "versions": first["versions"],
+    }
+
+    def covered(content: dict[str, Any]) -> dict[str, Any]:
+        languages = {
+            f"languages of {name}": score["languages"] for name, score in content["scores"].items() if name in scores
+        }
+        return {"scores": set(content["scores"])} | languages
+
+    write_results(path, suite_results, covered)
 
 
-def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
+def _read_suites(results: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read results of suites, and check that they have a baseline and are of the same encoders."""
+    contents = [read_json(result) for result in results]
+    for result, content in zip(results, contents, strict=True):
+        if content.get("baseline") is None:
+            raise ValueError(f"{result} has no baseline to compare with. Pass --baseline to `metaphrase evaluate`.")
+        if content["suite"] == "quick":
+            raise ValueError(f"{result} has scores of a small sample. Pass --suite all to `metaphrase evaluate`.")
+    for content in contents[1:]:
+        if _encoder_hashes(content) != _encoder_hashes(contents[0]):
+            raise ValueError(
+                f"Suite {content['suite']!r} was measured with other encoders than suite {contents[0]['suite']!r}."
+            )
+    return contents
+
+
+def _encoder_hashes(results: dict[str, Any]) -> dict[str, str]:
+    """The digests of the baseline and the release of suites."""
+    return {"before": results["baseline"]["model_hash"], "after": results["model_hash"]}
+
+
+def _stored_score(results: dict[str, Any], name: str) -> dict[str, Any]:
     """A score of both encoders and its significance test. A baseline at its best without a prompt is ``unprompted``."""
-    one = results["scores"][name]
-    found = {"before": results["baseline"]["scores"].get(name), "after": one}
-    return {
-        "measure": one["measure"],
-        "protocol": one["protocol"],
-        "lower_is_better": one["lower_is_better"],
-        "languages": len(one["languages"]),
+    after = results["scores"][name]
+    before = results["baseline"]["scores"].get(name)
+    score = {
+        "measure": after["measure"],
+        "protocol": after["protocol"],
+        "lower_is_better": after["lower_is_better"],
+        "languages": len(after["languages"]),
         "bf16": results["settings"]["bf16"],
-        **{
-            side: {
-                "average": _score(score["average"]),
-                **{group: _score(row) for group, row in score["groups"].items()},
-                "unlearned": sum(row.get("learned") is False for row in score["languages"].values()),
-            }
-            for side, score in found.items()
-            if score is not None
-        },
-        "unprompted": found["before"] is not None and found["before"].get("settings", {}).get("prompt") == "",
-        "test": results["comparisons"].get(name, {}).get("pooled"),
+    }
+    if before is not None:
+        score["before"] = _stored_side(before)
+    score["after"] = _stored_side(after)
+    score["unprompted"] = before is not None and before.get("settings", {}).get("prompt") == ""
+    score["test"] = results["comparisons"].get(name, {}).get("pooled")
+    return score
+
+
+def _stored_side(score: dict[str, Any]) -> dict[str, Any]:
+    """The average of a score of one encoder, its groups of languages, and the number of languages that were not learned."""
+    return {
+        "average": _stored_row(score["average"]),
+        **{group: _stored_row(row) for group, row in score["groups"].items()},
+        "unlearned": sum(row.get("learned") is False for row in score["languages"].values()),
     }
 
 
-def _score(row: dict[str, Any]) -> dict[str, Any]:
+def _stored_row(row: dict[str, Any]) -> dict[str, Any]:
     """Size, score, interval and directions of an average or a group, without other details of its suite."""
     return {key: row[key] for key in ("n", "score", "interval", *DIRECTIONS) if key in row}
 
@@ -316,22 +337,22 @@ def suites_table(content: dict[str, Any], *, described: bool = True) -> str:
     ``described`` adds the meaning of the names.
     """
     scores = content["scores"]
-    rows, of_groups = [], []
-    for name, one in scores.items():
-        measure = measure_words(one)
-        directed = DIRECTIONS[0] in one["after"]["average"] and not one["lower_is_better"]
+    rows, group_rows = [], []
+    for name, score in scores.items():
+        measure = measure_words(score)
+        is_directed = DIRECTIONS[0] in score["after"]["average"] and not score["lower_is_better"]
         label = name
-        if one["languages"] > 1:
-            label += f", {one['languages']} languages" if directed else f", mean of {one['languages']}"
-        if not directed:
-            rows.append([label, measure, *(score_cell(one, side) for side in SIDES), *test_cells(one)])
+        if score["languages"] > 1:
+            label += f", {score['languages']} languages" if is_directed else f", mean of {score['languages']}"
+        if not is_directed:
+            rows.append([label, measure, *(score_cell(score, side) for side in SIDES), *test_cells(score)])
             continue
-        cells = [" / ".join(_directions(one, side, "average")) + prompt_mark(one, side) for side in SIDES]
-        rows.append([label, f"{measure}, xx→en / en→xx", *cells, *test_cells(one)])
-        for group in GROUPS:
-            if group in one["after"] and group != str(one["languages"]):
-                columns = zip(*(_directions(one, side, group) for side in SIDES), strict=True)
-                of_groups.append([f"{name}, {GROUPS[group]}", *(cell for pair in columns for cell in pair)])
+        cells = [" / ".join(_direction_cells(score, side, "average")) + prompt_mark(score, side) for side in SIDES]
+        rows.append([label, f"{measure}, xx→en / en→xx", *cells, *test_cells(score)])
+        for group, group_words in GROUPS.items():
+            if group in score["after"] and group != str(score["languages"]):
+                before, after = (_direction_cells(score, side, group) for side in SIDES)
+                group_rows.append([f"{name}, {group_words}", before[0], after[0], before[1], after[1]])
     lines = markdown(["test set", "measure", "starter", "release", "difference", ""], "llrrrl", rows)
     suites = ", ".join(f"`--suite {suite}`" for suite in content["suites"])
     lines += [
@@ -348,54 +369,57 @@ def suites_table(content: dict[str, Any], *, described: bool = True) -> str:
             if any(re.match(rf"({pattern})(?![\w-])", name) for name in scores):
                 lines += textwrap.wrap(f"- {words}", 132, subsequent_indent="  ", break_on_hyphens=False)
     heads = ["accuracy in groups of languages", "xx→en, starter", "release", "en→xx, starter", "release"]
-    lines += ["", *markdown(heads, "lr", of_groups)]
-    lines += ["", *textwrap.wrap(GROUPS_NOTE, 132)] if described else []
+    lines += ["", *markdown(heads, "lr", group_rows)]
+    if described:
+        lines += ["", *textwrap.wrap(GROUPS_NOTE, 132)]
     return "\n".join(lines)
 
 
-def _directions(one: dict[str, Any], side: str, group: str) -> list[str]:
+def _direction_cells(score: dict[str, Any], side: str, group: str) -> list[str]:
     """Format the accuracies of both directions; empty without a baseline."""
-    if side not in one:
+    if side not in score:
         return [""] * len(DIRECTIONS)
-    return [f"{one[side][group][direction]['accuracy']:.1f}" for direction in DIRECTIONS]
+    return [f"{score[side][group][direction]['accuracy']:.1f}" for direction in DIRECTIONS]
 
 
 def sib200_table(content: dict[str, Any]) -> str:
     """Format the scores of SIB-200 by resource and by script: a row for each group, with retrieval and topics."""
-    rows = []
     measures = [content["scores"][name] for name in ("sib200", "sib200 topics")]
-    groups = [name for name in measures[0]["after"] if name not in ("average", "unlearned")]
-    for group in ("average", *groups):
-        cells = [
-            f"{one[side]['without English' if group == 'average' and 'without English' in one[side] else group]['score']:.1f}"
-            f"{prompt_mark(one, side)}"
-            for one in measures
-            for side in SIDES
-        ]
+    retrieval = measures[0]["after"]
+    rows = []
+    for group in ("average", *(name for name in retrieval if name not in ("average", "unlearned"))):
+        cells = []
+        for score in measures:
+            for side in SIDES:
+                row = score[side][group]
+                if group == "average":
+                    row = score[side].get("without English", row)
+                cells.append(f"{row['score']:.1f}{prompt_mark(score, side)}")
         label = "**all without English**" if group == "average" else group
-        rows.append([label, measures[0]["after"][group]["n"], *cells])
+        rows.append([label, retrieval[group]["n"], *cells])
     lines = markdown(["languages", "n", "retrieval, starter", "release", "topics, starter", "release"], "lr", rows)
     return "\n".join([*lines, *footnotes(lines)])
 
 
 def xsimpp_table(content: dict[str, Any]) -> str:
     """Format the errors of xsim++ by kind of distractor: a row for each data set and encoder."""
-    scores = {name: one for name, one in content["scores"].items() if "without distractors" in one["after"]}
     kinds = ["average", "without distractors", *KINDS]
     heads = ["all" if kind == "average" else kind.removesuffix(" distractors") for kind in kinds]
     rows = []
-    for name, one in scores.items():
+    for name, score in content["scores"].items():
+        if "without distractors" not in score["after"]:
+            continue
         for side, encoder in zip(SIDES, ("starter", "release"), strict=True):
-            cells = [f"{one[side][kind]['score']:.1f}" if kind in one[side] else "" for kind in kinds]
-            rows.append([name.removesuffix(" xsim++"), f"{encoder}{prompt_mark(one, side)}", *cells])
+            cells = [f"{score[side][kind]['score']:.1f}" if kind in score[side] else "" for kind in kinds]
+            rows.append([name.removesuffix(" xsim++"), f"{encoder}{prompt_mark(score, side)}", *cells])
     lines = markdown(["data", "encoder", *heads], "llr", rows)
     return "\n".join([*lines, *footnotes(lines)])
 
 
 def keep_durations(results: Sequence[Path], path: Path) -> None:
-    """Add how long suites took to the stored durations.
+    """Add the durations of suites to the stored ones.
 
-    They replace those of the same encoder. A part of ``--suite all`` replaces only what it measured.
+    They replace those of the same encoder. Results of a part of the data replace only the suites that they contain.
     """
     runs = {}
     for run in read_json(path) if path.exists() else []:
@@ -406,11 +430,11 @@ def keep_durations(results: Sequence[Path], path: Path) -> None:
         seconds: dict[str, float] = {}
         for part in parts:
             seconds[part["suite"]] = round(seconds.get(part["suite"], 0) + part["seconds"], 1)
-        kept = {key: content[key] for key in ("model", "model_hash", "suite")}
+        identity = {key: content[key] for key in ("model", "model_hash", "suite")}
         stored = runs.get((content["model"], content["suite"]), {})
-        if all(stored.get(key) == value for key, value in kept.items()):
+        if all(stored.get(key) == value for key, value in identity.items()):
             seconds = stored["seconds"] | seconds
-        run = kept | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]}
+        run = identity | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]}
         runs[content["model"], content["suite"]] = run
     write_results(
         path, list(runs.values()), lambda runs: {"suites": {suite for run in runs for suite in run["seconds"]}}
@@ -421,16 +445,12 @@ def durations_table(runs: Sequence[dict[str, Any]]) -> str:
     """Format the minutes of each suite, with a column for each run."""
     suites = list(dict.fromkeys(suite for run in runs for suite in run["seconds"]))
     minutes = [{suite: seconds / 60 for suite, seconds in run["seconds"].items()} for run in runs]
-    rows = [[suite, *(f"{one[suite]:.1f}" if suite in one else "" for one in minutes)] for suite in suites]
-    rows.append(["**minutes**", *(f"**{sum(one.values()):.0f}**" for one in minutes)])
+    rows = [[suite, *(f"{of_run[suite]:.1f}" if suite in of_run else "" for of_run in minutes)] for suite in suites]
+    rows.append(["**minutes**", *(f"**{sum(of_run.values()):.0f}**" for of_run in minutes)])
     commands = [f"`evaluate {run['model']} --suite {run['suite']}`" for run in runs]
-    return "\n".join(
-        [
-            *markdown(["suite", *commands], "lr", rows),
-            "",
-            f"One run each, on {' and '.join(dict.fromkeys(hardware_words(run['hardware']) for run in runs))}.",
-        ]
-    )
+    machines = dict.fromkeys(hardware_words(run["hardware"]) for run in runs)
+    caption = f"One run each, on {' and '.join(machines)}."
+    return "\n".join([*markdown(["suite", *commands], "lr", rows), "", caption])
 
 
 #: Scores in the README's table, and how they are named there.
@@ -457,10 +477,11 @@ def headline_table(content: dict[str, Any]) -> str:
     """Format the README's table: one row for each benchmark, gains and losses."""
     rows = []
     for name, label in HEADLINES.items():
-        if (one := content["scores"].get(name)) is None:  # of --transfer probe or of --transfer finetune
+        score = content["scores"].get(name)
+        if score is None:  # of --transfer probe or of --transfer finetune
             continue
-        cells = [*(score_cell(one, side) for side in SIDES), *test_cells(one)]
-        rows.append([label.format(languages=one["languages"]), measure_words(one), *cells])
+        cells = [*(score_cell(score, side) for side in SIDES), *test_cells(score)]
+        rows.append([label.format(languages=score["languages"]), measure_words(score), *cells])
     lines = markdown(["benchmark", "measure", "starter", "release", "difference [95 %]", ""], "llrrrl", rows)
     caption = f"One run of each encoder, {setting_words(content)}. Intervals are paired bootstrap intervals."
     return "\n".join([*lines, *footnotes(lines), "", caption])
@@ -468,37 +489,43 @@ def headline_table(content: dict[str, Any]) -> str:
 
 def setting_words(content: dict[str, Any]) -> str:
     """State seed, precision and hardware of suites."""
-    exact = [name for name, one in content["scores"].items() if not one["bf16"]]
-    precision = ", in bfloat16" * (len(exact) < len(content["scores"]))
-    if precision and exact:
-        precision += f", except {' and '.join(exact)}, in float32"
+    in_float32 = [name for name, score in content["scores"].items() if not score["bf16"]]
+    precision = ""
+    if len(in_float32) < len(content["scores"]):
+        precision = ", in bfloat16"
+        if in_float32:
+            precision += f", except {' and '.join(in_float32)}, in float32"
     return f"bootstrap seed {content['seed']}{precision} ({cores(content['hardware'])})"
 
 
-def measure_words(one: dict[str, Any]) -> str:
+def measure_words(score: dict[str, Any]) -> str:
     """Name the measure of a score, and its direction if lower is better."""
-    return one["measure"].replace("f1", "F1") + ", lower is better" * one["lower_is_better"]
+    measure = score["measure"].replace("f1", "F1")
+    return f"{measure}, lower is better" if score["lower_is_better"] else measure
 
 
-def score_cell(one: dict[str, Any], side: str) -> str:
+def score_cell(score: dict[str, Any], side: str) -> str:
     """Format an average score with its footnote marks."""
-    if side not in one:
+    if side not in score:
         return ""
-    unlearned = one[side].get("unlearned", 0) == max(one["languages"], 1)
-    return f"{one[side]['average']['score']:.1f}{' †' if unlearned else ''}{prompt_mark(one, side)}"
+    unlearned = score[side].get("unlearned", 0) == max(score["languages"], 1)
+    return f"{score[side]['average']['score']:.1f}{' †' if unlearned else ''}{prompt_mark(score, side)}"
 
 
-def prompt_mark(one: dict[str, Any], side: str) -> str:
+def prompt_mark(score: dict[str, Any], side: str) -> str:
     """Return the mark of a baseline that was measured without its prompt."""
-    return " ‡" if side == "before" and one["unprompted"] else ""
+    return " ‡" if side == "before" and score["unprompted"] else ""
 
 
-def test_cells(one: dict[str, Any]) -> list[str]:
+def test_cells(score: dict[str, Any]) -> list[str]:
     """Format a difference with its interval, and the verdict."""
-    if (test := one["test"]) is None:
+    test = score["test"]
+    if test is None:
         return ["", ""]
-    mark = f", {test['runs']} runs ¶" if test.get("runs", 1) > 1 else ""
-    return [difference_words(test), verdict_shown(test).replace("one run", "one run §") + mark]
+    verdict = verdict_shown(test).replace("one run", "one run §")
+    if test.get("runs", 1) > 1:
+        verdict += f", {test['runs']} runs ¶"
+    return [difference_words(test), verdict]
 
 
 def footnotes(lines: Sequence[str]) -> list[str]:
@@ -527,30 +554,34 @@ def keep_exports(outputs: Sequence[Path], path: Path) -> None:
     """Store the sizes and scores of exported encoders."""
     exports = []
     for content in map(read_json, outputs):
-        kept = {key: content[key] for key in ("changes", "sizes", "languages", "settings", "versions")}
-        exports.append({"options": {key: content["options"][key] for key in ("languages", "layers")}} | kept)
-    write_results(path, {"exports": exports}, lambda one: {"exports": len(one["exports"])})
+        options = {key: content["options"][key] for key in ("languages", "layers")}
+        facts = {key: content[key] for key in ("changes", "sizes", "languages", "settings", "versions")}
+        exports.append({"options": options} | facts)
+    write_results(path, {"exports": exports}, lambda stored: {"exports": len(stored["exports"])})
 
 
 def exports_table(content: dict[str, Any]) -> str:
     """Format sizes and scores of the starter and of exported encoders as Markdown."""
     exports = content["exports"]
-    sizes = [exports[0]["sizes"] | {"state": "before"}, *(one["sizes"] | {"state": "after"} for one in exports)]
-    rows = [
-        [words, *(format(one[name][one["state"]], digits) for one in sizes)]
-        for words, name, digits in (
-            ("MB on disk", "megabytes", ".0f"),
-            ("pieces", "pieces", ","),
-            ("layers", "layers", ""),
-        )
-    ]
-    for language, first in exports[0]["languages"].items():
-        changes = [one["languages"][language] for one in exports]
-        cells = [f"{row['after']:.1f} ({difference_words(row)}, {verdict_shown(row)})" for row in changes]
-        rows.append([f"retrieval, {language}, {first['n']} pairs", f"{first['before']:.1f}", *cells])
-    given = [{key: value for key, value in one["options"].items() if value} for one in exports]
-    names = ["`" + " ".join(f"--{key} {as_words(value)}" for key, value in one.items()) + "`" for one in given]
-    return "\n".join(markdown(["", "starter", *names], "l" + "r" * len(sizes), rows))
+    rows = []
+    for label, name, number_format in (
+        ("MB on disk", "megabytes", ".0f"),
+        ("pieces", "pieces", ","),
+        ("layers", "layers", ""),
+    ):
+        sizes = [exports[0]["sizes"][name]["before"], *(export["sizes"][name]["after"] for export in exports)]
+        rows.append([label, *(format(size, number_format) for size in sizes)])
+    for language, starter in exports[0]["languages"].items():
+        cells = []
+        for export in exports:
+            row = export["languages"][language]
+            cells.append(f"{row['after']:.1f} ({difference_words(row)}, {verdict_shown(row)})")
+        rows.append([f"retrieval, {language}, {starter['n']} pairs", f"{starter['before']:.1f}", *cells])
+    columns = []
+    for export in exports:
+        options = [f"--{key} {as_words(value)}" for key, value in export["options"].items() if value]
+        columns.append(f"`{' '.join(options)}`")
+    return "\n".join(markdown(["", "starter", *columns], "lr", rows))
 
 
 def as_words(value: Any) -> str:
@@ -564,7 +595,7 @@ def keep_translation(report: Path, path: Path) -> None:
     for split in ("train", "test"):
         content["settings"][split] = Path(content["settings"][split]).name
     content["examples"] = content["examples"][:3]
-    write_results(path, content, lambda one: {"steps": one["steps"]})
+    write_results(path, content, lambda stored: {"steps": stored["steps"]})
 
 
 def translation_words(content: dict[str, Any]) -> str:
@@ -602,31 +633,34 @@ def trained_aligner_table(content: dict[str, Any]) -> str:
     parts = list(dict.fromkeys(row["part"] for row in content["rows"]))
     rows = []
     for encoder in dict.fromkeys(row["encoder"] for row in content["rows"]):
-        of_part = {row["part"]: row for row in content["rows"] if row["encoder"] == encoder}
-        cells = [f"{row['aer']:.1f} [{row['interval'][0]:.1f}, {row['interval'][1]:.1f}]" for row in of_part.values()]
+        by_part = {row["part"]: row for row in content["rows"] if row["encoder"] == encoder}
+        cells = [f"{row['aer']:.1f} [{row['interval'][0]:.1f}, {row['interval'][1]:.1f}]" for row in by_part.values()]
         rows.append([encoder, *cells])
-    peers = {row["part"]: row["peers"] for row in content["rows"]}
-    for name in dict.fromkeys(name.partition(".")[2] for found in peers.values() for name in found):
-        of_peer = [[aer for file, aer in peers[part].items() if file.partition(".")[2] == name] for part in parts]
-        rows.append([name.removesuffix(".out"), *(f"{one[0]:.1f}" if one else "" for one in of_peer)])
-    settings, rounds = content["settings"], content["rounds"]
-    return "\n".join(
-        [
-            *markdown(["encoder", *parts], "lr", rows),
-            "",
-            f"`scripts/train_aligner.py`: {content['layers']} layers, {settings['pairs']:,} pairs of each of "
-            f"{', '.join(settings['languages'])} with English, rounds of "
-            f"{', '.join(str(settings['steps'] or one['steps']) for one in rounds)} steps. One run with seed "
-            f"{settings['seed']}, {hardware_words(content['hardware'])}. Intervals are over sentences.",
-        ]
+    # Errors of the links of other aligners, which are in files ``PART.ALIGNER``.
+    peers: dict[str, dict[str, float]] = {}
+    for row in content["rows"]:
+        for file, error in row["peers"].items():
+            aligner = file.partition(".")[2]
+            peers.setdefault(aligner, {})[row["part"]] = error
+    for aligner, errors in peers.items():
+        rows.append(
+            [aligner.removesuffix(".out"), *(f"{errors[part]:.1f}" if part in errors else "" for part in parts)]
+        )
+    settings = content["settings"]
+    steps = ", ".join(str(settings["steps"] or training["steps"]) for training in content["rounds"])
+    caption = (
+        f"`scripts/train_aligner.py`: {content['layers']} layers, {settings['pairs']:,} pairs of each of "
+        f"{', '.join(settings['languages'])} with English, rounds of {steps} steps. One run with seed {settings['seed']}, "
+        f"{hardware_words(content['hardware'])}. Intervals are over sentences."
     )
+    return "\n".join([*markdown(["encoder", *parts], "lr", rows), "", caption])
 
 
-def scores(row: dict[str, Any]) -> list[str]:
-    """Format the measures of one aligner, which are fractions, as table cells in percent."""
+def aligner_cells(row: dict[str, Any]) -> list[str]:
+    """Format the measures of an aligner, which are fractions, in percent, and its speed."""
     low, high = row["aer_interval"]
-    measures = [f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1")]
     error = f"{100 * row['aer']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    measures = [f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1")]
     return [error, *measures, f"{row['pairs_per_second']:,.0f}"]
 
 
@@ -639,59 +673,79 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
     """Return the tables of docs/word_alignment.md by marker."""
     measures = ["AER [95 %]", "precision", "recall", "F1", "pairs/s"]
     gold, aligners = content["gold"], content["aligners"]
-    summary, heuristics, facts = [], [], []
-    for name in sorted(aligners):
-        section = aligners[name]
-        training = ""
-        if corpus := section.get("corpus"):
-            training = (
-                f", trained on {section['trained_pairs']:,} pairs ({corpus['file']} and the test sentences) "
-                f"in {section['training_seconds']:,.0f} s"
-            )
-        facts.append(f"- {name}: `{section['command']}`{training}; {section['seconds']:,.0f} s in total.")
+    default_rows, heuristic_rows, facts = [], [], []
+    for name, section in sorted(aligners.items()):
+        facts.append(_aligner_facts(name, section))
         for row in section["rows"]:
-            settings = ", ".join(f"{key.replace('_', ' ')} {row[key]}" for key in section["default"])
             if is_default(row, section):
-                summary.append([name, settings, *scores(row)])
+                settings = ", ".join(f"{key.replace('_', ' ')} {row[key]}" for key in section["default"])
+                default_rows.append([name, settings, *aligner_cells(row)])
             if "heuristic" in row:
-                heuristics.append([name, row["heuristic"], *scores(row)])
+                heuristic_rows.append([name, row["heuristic"], *aligner_cells(row)])
     about = f"{gold['name']}: {gold['pairs']} pairs, {gold['links']:,} links. Every aligner uses its default settings."
-    lines = [about, "", *markdown(["aligner", "settings", *measures], "llr", summary), "", *facts]
+    lines = [about, "", *markdown(["aligner", "settings", *measures], "llr", default_rows), "", *facts]
     tables = {
         "word_alignment": "\n".join(lines),
-        "word_alignment_heuristics": "\n".join(markdown(["aligner", "heuristic", *measures], "llr", heuristics)),
+        "word_alignment_heuristics": "\n".join(markdown(["aligner", "heuristic", *measures], "llr", heuristic_rows)),
     }
-    if section := aligners.get("embedding"):
-        settings = sorted({(row["level"], row["method"]) for row in section["rows"]})
-        layers = []
-        for layer in sorted({row["layer"] for row in section["rows"]}):
-            cells = [layer]
-            for level, method in settings:
-                key = {"layer": layer, "level": level, "method": method}
-                row = next(row for row in section["rows"] if key.items() <= row.items())
-                cell = f"{100 * row['aer']:.1f}"
-                cells.append(f"**{cell}**" if is_default(row, section) else cell)
-            layers.append(cells)
-        heads = ["layer", *(f"{level}, {method}" for level, method in settings)]
-        tables["word_alignment_layers"] = "\n".join(markdown(heads, "r", layers))
+    if "embedding" in aligners:
+        tables["word_alignment_layers"] = _layer_table(aligners["embedding"])
     return tables
+
+
+def _aligner_facts(name: str, section: dict[str, Any]) -> str:
+    """Format the command of an aligner, and how long it took, as a list item."""
+    training = ""
+    if corpus := section.get("corpus"):
+        training = (
+            f", trained on {section['trained_pairs']:,} pairs ({corpus['file']} and the test sentences) "
+            f"in {section['training_seconds']:,.0f} s"
+        )
+    return f"- {name}: `{section['command']}`{training}; {section['seconds']:,.0f} s in total."
+
+
+def _layer_table(section: dict[str, Any]) -> str:
+    """Format the error of the embedding aligner by layer, level and method; the default is bold."""
+    rows = {(row["layer"], row["level"], row["method"]): row for row in section["rows"]}
+    layers = sorted({layer for layer, _, _ in rows})
+    settings = sorted({(level, method) for _, level, method in rows})
+    lines = []
+    for layer in layers:
+        cells = [layer]
+        for level, method in settings:
+            row = rows[layer, level, method]
+            error = f"{100 * row['aer']:.1f}"
+            cells.append(f"**{error}**" if is_default(row, section) else error)
+        lines.append(cells)
+    heads = ["layer", *(f"{level}, {method}" for level, method in settings)]
+    return "\n".join(markdown(heads, "r", lines))
 
 
 def benchmark_tables(folder: Path) -> dict[str, str]:
     """Return the tables of speed and memory by marker."""
-    files = {"bench": "cpu/table.md", "flops": "cpu/flops.md", "costs": "costs.md", "bench-gpu": "NVIDIA*/table.md"}
-    files |= {"profile": "cpu/profile.md", "mining-scale": "mining-scale.md", "mining-peers": "mining-peers.md"}
-    found = {name: sorted(folder.glob(pattern)) for name, pattern in files.items()}
-    return {name: paths[0].read_text(encoding="utf-8").rstrip() for name, paths in found.items() if paths}
+    patterns = {
+        "bench": "cpu/table.md",
+        "flops": "cpu/flops.md",
+        "costs": "costs.md",
+        "bench-gpu": "NVIDIA*/table.md",
+        "profile": "cpu/profile.md",
+        "mining-scale": "mining-scale.md",
+        "mining-peers": "mining-peers.md",
+    }
+    tables = {}
+    for marker, pattern in patterns.items():
+        if paths := sorted(folder.glob(pattern)):
+            tables[marker] = paths[0].read_text(encoding="utf-8").rstrip()
+    return tables
 
 
 def store(options: Options) -> None:
     """Store new results under ``scripts/results``."""
     for name in ("demo", "swahili"):
         if report := getattr(options, name):
-            keep(Path(report), RESULTS / f"{name}.json")
+            keep_report(Path(report), RESULTS / f"{name}.json")
     if options.adapted:
-        keep_adapted([Path(one) for one in options.adapted], RESULTS / "adapt.json")
+        keep_adapted([Path(output) for output in options.adapted], RESULTS / "adapt.json")
     for name, files in (("suites", options.suites), ("suites-dap", options.dap_suites)):
         if files:
             keep_suites([Path(file) for file in files], RESULTS / f"{name}.json")
@@ -701,7 +755,7 @@ def store(options: Options) -> None:
         keep_exports([Path(file) for file in options.exports], RESULTS / "export.json")
     if options.alignment:
         measured = read_json(options.alignment) | {"cpus": os.cpu_count()}
-        write_results(RESULTS / "alignment.json", measured, lambda one: {"pairs": one["pairs"]})
+        write_results(RESULTS / "alignment.json", measured, lambda stored: {"pairs": stored["pairs"]})
     if options.translation:
         keep_translation(Path(options.translation), RESULTS / "translation_overfit.json")
 
@@ -709,8 +763,8 @@ def store(options: Options) -> None:
 def stored_tables() -> dict[str, str]:
     """Return every table that can be written from stored results, by marker."""
     formats = {
-        "demo": ("demo", table),
-        "swahili": ("swahili", table),
+        "demo": ("demo", report_table),
+        "swahili": ("swahili", report_table),
         "adapted": ("adapt", adapted_words),
         "results": ("suites", headline_table),
         "suites": ("suites", suites_table),
@@ -724,9 +778,10 @@ def stored_tables() -> dict[str, str]:
         "translation": ("translation_overfit", translation_words),
     }
     tables = {}
-    for marker, (name, formatted) in formats.items():
-        if (RESULTS / f"{name}.json").exists():
-            tables[marker] = formatted(read_json(RESULTS / f"{name}.json"))
+    for marker, (name, format_table) in formats.items():
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            tables[marker] = format_table(read_json(path))
     if (RESULTS / "word_alignment.json").exists():
         tables |= word_alignment_tables(read_json(RESULTS / "word_alignment.json"))
     return tables | benchmark_tables(BENCHMARKS)
