@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from forgetting import GUARD, DevData, accuracy, guarded, kept_embeddings
+from forgetting import GUARD, DevData, accuracy, best_rows, kept_embeddings
 from sentence_transformers import SentenceTransformer
 from stored_results import check_settings, fill, markdown, reports_errors
 
@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "added_runs.json"
 PAGE = ROOT / "docs" / "merging.md"
 
-#: Weights of each run, and the largest sum of both.
-WEIGHTS, LARGEST = (0.0, 0.35, 0.5, 0.7, 1.0), 1.05
+#: Weights of each run, and the largest sum of the weights of both runs.
+WEIGHTS, LARGEST_SUM = (0.0, 0.35, 0.5, 0.7, 1.0), 1.05
 DIRECTIONS = (0, 20, 30, 40, 60)
 #: Columns of the table: key and heading.
 COLUMNS = {
@@ -58,7 +58,7 @@ class Measurements(DevData):
 
     def sides(self) -> dict[str, list[Sequence[str]]]:
         """The texts to encode by data set, for each of its sides."""
-        return super().sides() | {"dev": [side for one in self.dev for side in (one.sources, one.targets)]}
+        return super().sides() | {"dev": [side for pairs in self.dev for side in (pairs.sources, pairs.targets)]}
 
     def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
         """Gain and cost of an encoder, in percent."""
@@ -67,18 +67,16 @@ class Measurements(DevData):
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What a run was trained on.
+    """The recipe, steps and data of a run.
 
     Raises:
-        UsageError: It is merged with its base, or directions were removed.
+        UsageError: The run is merged with its base, or directions were removed.
     """
     run = read_json(folder / "run.json")
     if run.get("merge", {}).get("alpha", 1) != 1 or run.get("debias", {}).get("directions"):
         raise UsageError(f"{folder} is merged or debiased. Train it with --merge 1 and --debias 0.")
-    kept = ("steps", "batch_size", "seed", "model")
-    return {"recipe": run["recipe"]["name"], "languages": len(run["corpus"]["languages"])} | {
-        name: run[name] for name in kept
-    }
+    facts = {"recipe": run["recipe"]["name"], "languages": len(run["corpus"]["languages"])}
+    return facts | {name: run[name] for name in ("steps", "batch_size", "seed", "model")}
 
 
 def measured(
@@ -97,39 +95,37 @@ def measured(
     before = kept_embeddings(options.output / "starter.npz", lambda: embed(start))
     scaled = [vector.scaled(weight) for vector, weight in zip(vectors, weights, strict=True) if weight]
     after = embed(combine(scaled, 1.0).apply(start)) if scaled else before
-    about = {"weights": list(weights), "hardware": hardware()}
-    rows = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
+    facts = {"weights": list(weights), "hardware": hardware()}
+    rows = [facts | {"directions": count} | data.measures(after, before, count) for count in DIRECTIONS]
     write_json(path, rows)
     return rows
 
 
 def table(content: Mapping[str, Any]) -> str:
     """Format the best number of directions of each sum as Markdown, among those that lose nothing and among all."""
-    start, *_ = rows = content["rows"]
-    runs = [
-        f"{one['steps']:,} steps of {one['batch_size']:,} pairs in {one['languages']} languages (recipe {one['recipe']}, "
-        f"seed {one['seed']})"
-        for one in content["runs"]
-    ]
+    rows = content["rows"]
+    first, second = (
+        f"{run['steps']:,} steps of {run['batch_size']:,} pairs in {run['languages']} languages (recipe {run['recipe']}, "
+        f"seed {run['seed']})"
+        for run in content["runs"]
+    )
     machines = {row["hardware"].get("gpu") or cores(row["hardware"]) for row in rows}
-    lines = [
-        f"The first run is {runs[0]}, the second {runs[1]}. Dev data, without prompt"
+    caption = (
+        f"The first run is {first}, the second {second}. Dev data, without prompt"
         f"{', in bfloat16' if content['bf16'] else ''} ({', '.join(sorted(machines))}). A pair of weights has up to two "
         "rows. Both show the number of directions with the largest sum of translations, on both dev sets, and answers (mAP): "
         "the first if neither answers nor similarities within a language may be worse than the starter's, the second without "
-        "this condition. Single runs: small differences are not meaningful.",
-        "",
-    ]
+        "this condition. Single runs: small differences are not meaningful."
+    )
     shown = [row for row in rows if not any(row["weights"])]
     for weights in dict.fromkeys(tuple(row["weights"]) for row in rows if any(row["weights"])):
-        own = [row for row in rows if tuple(row["weights"]) == weights]
-        best = [max(group, key=gain) for group in ([row for row in own if guarded(row, start)], own) if group]
-        shown += [row for at, row in enumerate(best) if row not in best[:at]]
+        shown += best_rows([row for row in rows if tuple(row["weights"]) == weights], rows[0], gain)
     cells = [
         [*(f"{weight:g}" for weight in row["weights"]), row["directions"], *(f"{row[key]:.1f}" for key in COLUMNS)]
         for row in shown
     ]
-    return "\n".join(lines + markdown(["first", "second", "directions", *COLUMNS.values()], "r", cells))
+    heads = ["first", "second", "directions", *COLUMNS.values()]
+    return "\n".join([caption, "", *markdown(heads, "r", cells)])
 
 
 def gain(row: Mapping[str, Any]) -> float:
@@ -161,10 +157,10 @@ def main(argv: Sequence[str]) -> int:
         "bf16": options.bf16,
     }
     check_settings(options.output, settings)
-    vectors = [TaskVector.between(base, one) for one in tuned]
+    vectors = [TaskVector.between(base, model) for model in tuned]
     data = Measurements(options.stsb, options.mlqa, options.dev)
     rows: list[dict[str, Any]] = []
-    for weights in sorted((pair for pair in product(WEIGHTS, repeat=2) if sum(pair) <= LARGEST), key=sum):
+    for weights in sorted((pair for pair in product(WEIGHTS, repeat=2) if sum(pair) <= LARGEST_SUM), key=sum):
         rows += measured(weights, vectors, data, options)
         print(json.dumps(rows[-len(DIRECTIONS) :], indent=1), flush=True)
     content = {"runs": facts, "bf16": options.bf16, "rows": rows}

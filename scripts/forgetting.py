@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import chain, product, repeat
+from itertools import product, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -201,8 +201,8 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     work = output / f"work-{cell.digest}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    trained_ones, facts = train(cell, work, output)
-    tensors = {name: one.half() for name, one in trained_ones.items()}
+    parameters, facts = train(cell, work, output)
+    tensors = {name: parameter.half() for name, parameter in parameters.items()}
     path.parent.mkdir(exist_ok=True)
     save_file(tensors, work / path.name, metadata={"facts": json.dumps(facts)})
     (work / path.name).replace(path)
@@ -222,17 +222,26 @@ def train(cell: Cell, work: Path, output: Path) -> tuple[dict[str, torch.Tensor]
     recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
     corpus = bitext_of(cell, work)
     settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias", "bf16")}
-    settings |= {"recipe": str(recipe), "test": [], "output_dir": str(work / "run")}
-    settings |= {"max_steps": cell.steps, "seed": cell.seed, "disable_tqdm": True, "report_to": "none"}
-    settings |= {"per_device_train_batch_size": cell.batch_size}
+    settings |= {
+        "recipe": str(recipe),
+        "test": [],
+        "output_dir": str(work / "run"),
+        "max_steps": cell.steps,
+        "per_device_train_batch_size": cell.batch_size,
+        "seed": cell.seed,
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
     if corpus != DEMO:
         settings |= {"corpus": [str(corpus)], "languages": []}
     settings |= cell.training
     inputs = Inputs(encoder=start_of(cell))
     encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links", inputs)
-    tensors = {name: one.detach().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
-    kept = ("steps", "batch_size", "training_seconds", "hardware", "versions")
-    return tensors, {name: facts[name] for name in kept}
+    parameters = {
+        name: parameter.detach().cpu() for name, parameter in encoder.named_parameters() if parameter.requires_grad
+    }
+    stored_facts = ("steps", "batch_size", "training_seconds", "hardware", "versions")
+    return parameters, {name: facts[name] for name in stored_facts}
 
 
 def bitext_of(cell: Cell, work: Path) -> Path:
@@ -290,9 +299,9 @@ class Answers:
             language = path.name[len("dev-") : -len(".json.gz")]
             for article in json.loads(gzip.decompress(path.read_bytes()))["data"]:
                 for paragraph in article["paragraphs"]:
-                    for one in paragraph["qas"]:
-                        question = (one["question"], paragraph["context"], one["answers"][0]["answer_start"])
-                        asked.setdefault(one["id"], {})[language] = question
+                    for row in paragraph["qas"]:
+                        question = (row["question"], paragraph["context"], row["answers"][0]["answer_start"])
+                        asked.setdefault(row["id"], {})[language] = question
         parallel = sorted(id_ for id_, languages in asked.items() if len(languages) >= LANGUAGES_OF_A_QUESTION)
         if len(parallel) < count:
             raise UsageError(
@@ -300,33 +309,34 @@ class Answers:
                 "required. Pass the folder of MLQA's dev set, with files dev-xx.json.gz, as --mlqa."
             )
         chosen = np.random.default_rng(0).choice(len(parallel), count, replace=False)
-        places: dict[tuple[str, str], int] = {}
+        candidates: dict[tuple[str, str], int] = {}
         questions, right = [], []
         for id_ in (parallel[at] for at in sorted(chosen)):
             for language, (question, context, start) in asked[id_].items():
                 answer = -1
                 for first, end in sentence_spans(context):
-                    place = places.setdefault((language, context[first:end].strip()), len(places))
-                    answer = place if first <= start < end else answer
+                    candidate = candidates.setdefault((language, context[first:end].strip()), len(candidates))
+                    if first <= start < end:
+                        answer = candidate
                 questions.append((question, language, id_))
                 right.append(answer)
-        return cls(questions, list(places), right)
+        return cls(questions, list(candidates), right)
 
     def measures(self, question_nh: NDArray[Any], candidate_mh: NDArray[Any]) -> dict[str, float]:
         """Mean average precision, share of answers in the question's language, reciprocal rank in it, in percent."""
         similarity_nm = question_nh @ candidate_mh.T
         rank_nm = np.argsort(np.argsort(-similarity_nm, axis=1), axis=1) + 1
         language_m = np.array([language for language, _ in self.candidates])
-        answers: dict[str, list[int]] = {}
+        answers_of_question: dict[str, list[int]] = {}
         for (_, _, id_), right in zip(self.questions, self.right, strict=True):
-            answers.setdefault(id_, []).append(right)
+            answers_of_question.setdefault(id_, []).append(right)
         rows = []
         for n, (_, language, id_) in enumerate(self.questions):
-            ranks = np.sort(rank_nm[n, answers[id_]])
-            own_m = language_m == language
-            better = similarity_nm[n, own_m] > similarity_nm[n, self.right[n]]
+            ranks = np.sort(rank_nm[n, answers_of_question[id_]])
             precision = np.mean(np.arange(1, len(ranks) + 1) / ranks)
-            rows.append((precision, own_m[rank_nm[n].argmin()], 1 / (1 + better.sum())))
+            same_language_m = language_m == language
+            better = similarity_nm[n, same_language_m] > similarity_nm[n, self.right[n]]
+            rows.append((precision, same_language_m[rank_nm[n].argmin()], 1 / (1 + better.sum())))
         means = 100 * np.mean(rows, axis=0)
         return dict(zip(("answers", "own_language_first", "answers_in_own_language"), map(float, means), strict=True))
 
@@ -339,20 +349,24 @@ class DevData:
         sets = load_sts_folder(stsb, split="dev")
         chosen = np.random.default_rng(0).choice(len(next(iter(sets.values())).first), ITEMS, replace=False)
         self.sts = [
-            [[side[i] for i in sorted(chosen)] for side in (s.first, s.second, s.scores)] for s in sets.values()
+            [[column[row] for row in sorted(chosen)] for column in (sts.first, sts.second, sts.scores)]
+            for sts in sets.values()
         ]
         self.answers = Answers.read(mlqa, QUESTIONS)
         declaration = load_parallel_folder(UDHR)
-        self.languages = {language: list(one.sources[:PARAGRAPHS]) for language, one in declaration.items()}
+        self.languages = {language: list(pairs.sources[:PARAGRAPHS]) for language, pairs in declaration.items()}
         self.languages["en"] = list(next(iter(declaration.values())).targets[:PARAGRAPHS])
         self.guard = {language: list(dict.fromkeys(texts)) for language, texts in structure_texts().items()}
 
     def sides(self) -> dict[str, list[Sequence[str]]]:
         """The texts to encode by data set, for each of its sides."""
         return {
-            "pairs": [side for one in self.pairs for side in (one.sources, one.targets)],
+            "pairs": [side for pairs in self.pairs for side in (pairs.sources, pairs.targets)],
             "sts": [side for first, second, _ in self.sts for side in (first, second)],
-            "answers": [[one[0] for one in self.answers.questions], [text for _, text in self.answers.candidates]],
+            "answers": [
+                [text for text, _, _ in self.answers.questions],
+                [text for _, text in self.answers.candidates],
+            ],
             "languages": list(self.languages.values()),
             "guard": list(self.guard.values()),
         }
@@ -367,36 +381,42 @@ class DevData:
     def removal(
         self, embedded: Mapping[str, Any], directions: int
     ) -> Callable[[Sequence[NDArray[Any]]], list[NDArray[Any]]]:
-        """What projects an encoder's directions of language identity out of embeddings."""
+        """A function that projects an encoder's directions of language identity out of embeddings."""
         if not directions:
             return list
-        means = {
-            language: torch.from_numpy(x) for language, x in zip(self.languages, embedded["languages"], strict=True)
+        by_language = {
+            language: torch.from_numpy(x_nh)
+            for language, x_nh in zip(self.languages, embedded["languages"], strict=True)
         }
-        removed_kh = language_directions(means, directions)[0].numpy()
+        removed_kh = language_directions(by_language, directions)[0].numpy()
         return lambda group: [unit_rows(x_nh - (x_nh @ removed_kh.T) @ removed_kh) for x_nh in group]
 
     def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
         """Gain and cost of an encoder, in percent."""
-        without = self.removal(embedded, directions)
-        changed = {name: without(group) for name, group in embedded.items()}
-        sts = list(zip(changed["sts"][::2], changed["sts"][1::2], strict=True))
-        correlations = [spearman(one[2], (a * b).sum(axis=1)) for one, (a, b) in zip(self.sts, sts, strict=True)]
+        remove = self.removal(embedded, directions)
+        changed = {name: remove(group) for name, group in embedded.items()}
+        correlations = [
+            spearman(scores, (first_nh * second_nh).sum(axis=1))
+            for (_, _, scores), first_nh, second_nh in zip(
+                self.sts, changed["sts"][::2], changed["sts"][1::2], strict=True
+            )
+        ]
         upper = np.triu_indices(ITEMS, 1)
         structure = [
             spearman((old @ old.T)[upper], (new @ new.T)[upper])
             for old, new in zip(original["sts"][::2], changed["sts"][::2], strict=True)
         ]
-        return {
+        measures = {
             "translations": accuracy(changed["pairs"]),
             **self.answers.measures(*changed["answers"]),
             "similarity": float(np.mean(correlations)),
             "structure": float(np.mean(structure)),
             # Compared with the original without the same directions.
-            GUARD: mean_correlation(without(original["guard"]), changed["guard"]),
-            # Directions are removed from sentences, not from tokens.
-            **({} if directions else {TOKENS: mean_correlation(original[TOKENS], embedded[TOKENS])}),
+            GUARD: mean_correlation(remove(original["guard"]), changed["guard"]),
         }
+        if not directions:  # directions are removed from sentences, not from tokens
+            measures[TOKENS] = mean_correlation(original[TOKENS], embedded[TOKENS])
+        return measures
 
 
 def accuracy(sides: Sequence[NDArray[Any]]) -> float:
@@ -404,7 +424,7 @@ def accuracy(sides: Sequence[NDArray[Any]]) -> float:
     hits = [
         np.mean((a_nh @ b_nh.T).argmax(axis=1) == np.arange(len(a_nh)))
         for x_nh, y_nh in zip(sides[::2], sides[1::2], strict=True)
-        for a_nh, b_nh in ((x_nh, y_nh), (y_nh, x_nh))
+        for a_nh, b_nh in ((x_nh, y_nh), (y_nh, x_nh))  # both directions
     ]
     return 100 * float(np.mean(hits))
 
@@ -419,15 +439,17 @@ def token_states(model: SentenceTransformer, texts: Sequence[str]) -> NDArray[An
 
 
 def transfer_measures(folder: Path | None) -> dict[str, str]:
-    """The results of the suites of transfer that a folder has data for, by suite.
+    """The scores of transfer that a folder has data for, by suite; none without a folder.
 
     Raises:
-        UsageError: It has none.
+        UsageError: The folder has data for none of them.
     """
-    found = dict(TRANSFER[name] for name in TRANSFER if folder and (folder / name).is_dir())
-    if folder and not found:
+    if folder is None:
+        return {}
+    measures = dict(measure for name, measure in TRANSFER.items() if (folder / name).is_dir())
+    if not measures:
         raise UsageError(f"{folder} contains none of {', '.join(TRANSFER)} (--transfer).")
-    return found
+    return measures
 
 
 def transfer_scores(model: SentenceTransformer, folder: Path) -> dict[str, float]:
@@ -440,8 +462,8 @@ def transfer_scores(model: SentenceTransformer, folder: Path) -> dict[str, float
     with tempfile.TemporaryDirectory() as work:
         encoder = str(Path(work) / "encoder")
         model.save_pretrained(encoder, create_model_card=False)
-        for one in find_benchmarks(folder, list(measures), settings)[0]:
-            results |= one.measure(Subject(encoder, model, Path(work), settings))
+        for benchmark in find_benchmarks(folder, list(measures), settings)[0]:
+            results |= benchmark.measure(Subject(encoder, model, Path(work), settings))
     return {suite: results[name].groups["without English"].score for suite, name in measures.items()}
 
 
@@ -464,47 +486,63 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
         with replacing(path, unique=True) as partial, partial.open("wb") as file:
             np.savez(file, **{f"{name}-{at}": x for name, group in groups.items() for at, x in enumerate(group)})
         return groups
-    kept: Embeddings = {}
+    embeddings: Embeddings = {}
     with np.load(path) as content:
         for key in content.files:
-            kept.setdefault(key.rpartition("-")[0], []).append(content[key])
-    return kept
+            embeddings.setdefault(key.rpartition("-")[0], []).append(content[key])
+    return embeddings
 
 
 def measured(cell: Cell | None, data: DevData, output: Path, transfer: Path | None = None) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
+    digest = measurement_digest(data, transfer)
+    path = output / "rows" / f"{cell.digest if cell else 'starter'}-{digest}.json"
+    if path.is_file():
+        return list(read_json(path))
+    original = load_encoder("starter")
+    embedded = kept_embeddings(output / "rows" / f"starter-{digest}.npz", lambda: data.embed(original))
+    if cell is None:
+        facts = {"recipe": "starter", "alpha": 0.0, "hardware": hardware()}
+        rows = [facts | {"directions": count} | data.measures(embedded, embedded, count) for count in DIRECTIONS]
+        if transfer:
+            rows[0] |= transfer_scores(original, transfer)
+    else:
+        weights, start = load_file(trained_weights(cell, output)), start_of(cell)
+        rows = []
+        for alpha in ALPHAS:
+            model = interpolated(start, weights, alpha)
+            rows_of_alpha = measured_rows(cell, alpha, model, data, embedded)
+            if transfer and alpha in TRANSFER_ALPHAS:
+                rows_of_alpha[0] |= transfer_scores(model, transfer)
+            rows += rows_of_alpha
+    write_json(path, rows)
+    return rows
+
+
+def measurement_digest(data: DevData, transfer: Path | None) -> str:
+    """Digest of the settings that determine the measurements of an encoder."""
     settings: list[Any] = [ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, TOKENS_OF_A_LANGUAGE]
     settings += [*map(len, data.sts), *data.guard]
     if transfer:
         files = sorted(path for name in TRANSFER for path in (transfer / name).glob("*"))
         settings += [transfer_measures(transfer), TRANSFER_ALPHAS, TRANSFER_ITEMS, files_sha256(files)]
-    name = "starter" if cell is None else cell.digest
-    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
-    path = output / "rows" / f"{name}-{digest}.json"
-    if path.is_file():
-        return list(read_json(path))
-    original = load_encoder("starter")
-    before = kept_embeddings(output / "rows" / f"starter-{digest}.npz", lambda: data.embed(original))
-    rows = []
-    if cell is None:
-        about = {"recipe": "starter", "alpha": 0.0, "hardware": hardware()}
-        rows = [about | {"directions": k} | data.measures(before, before, k) for k in DIRECTIONS]
-        rows[0] |= transfer_scores(original, transfer) if transfer else {}
-    else:
-        weights, start = trained_weights(cell, output), start_of(cell)
-        for alpha in ALPHAS:
-            model = interpolated(start, load_file(weights), alpha)
-            after = data.embed(model)
-            about = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
-            own = [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
-            if cell.varied:
-                own = [{"varied": True} | row for row in own]
-            if cell.removed:  # the guard would compare with the original without these directions
-                own = [{"removed": cell.removed} | {key: row[key] for key in row if key != GUARD} for row in own]
-            if transfer and alpha in TRANSFER_ALPHAS:
-                own[0] |= transfer_scores(model, transfer)
-            rows += own
-    write_json(path, rows)
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+
+
+def measured_rows(
+    cell: Cell, alpha: float, model: SentenceTransformer, data: DevData, original: Embeddings
+) -> list[dict[str, Any]]:
+    """The rows of an encoder of a cell, one for each number of directions, from the embeddings of the original encoder."""
+    embedded = data.embed(model)
+    facts: dict[str, Any] = {"recipe": cell.name, "seed": cell.seed, "alpha": alpha, "hardware": hardware()}
+    if cell.varied:
+        facts = {"varied": True} | facts
+    if cell.removed:
+        facts = {"removed": cell.removed} | facts
+    rows = [facts | {"directions": count} | data.measures(embedded, original, count) for count in DIRECTIONS]
+    if cell.removed:  # the guard would compare with the original encoder, which has these directions
+        for row in rows:
+            del row[GUARD]
     return rows
 
 
@@ -545,9 +583,20 @@ def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Encoders from which directions were removed before training, and variations of the default, do not take part.
     """
     start, *others = means(rows)
-    trained_ones = [row for row in others if row["recipe"] != "starter" and not row.keys() & {"removed", "varied"}]
-    kept = sorted((row for row in trained_ones if guarded(row, start)), key=gain)
-    return sorted({row["recipe"]: row for row in kept}.values(), key=gain, reverse=True)
+    best: dict[str, dict[str, Any]] = {}
+    for row in sorted(others, key=gain):
+        if row["recipe"] != "starter" and not row.keys() & {"removed", "varied"} and guarded(row, start):
+            best[row["recipe"]] = row
+    return sorted(best.values(), key=gain, reverse=True)
+
+
+def best_rows(
+    rows: Sequence[Mapping[str, Any]], start: Mapping[str, Any], gain: Callable[[Mapping[str, Any]], float]
+) -> list[Mapping[str, Any]]:
+    """The row that gains most among those that lose nothing, if any, and the one that gains most, if it is another."""
+    best = max(rows, key=gain)
+    best_without_loss = max((row for row in rows if guarded(row, start)), key=gain, default=best)
+    return [best] if best_without_loss == best else [best_without_loss, best]
 
 
 def encoder_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -573,31 +622,29 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def table(content: Mapping[str, Any]) -> str:
     """Format the best encoders of each recipe as Markdown: of those that lose nothing, and of all."""
-    start, *_ = rows = means(content["rows"])
-    machines = [row["hardware"] for row in content["rows"]]
+    rows = means(content["rows"])
+    start = rows[0]
+    machines = {row["hardware"].get("gpu") or cores(row["hardware"]) for row in content["rows"]}
     several = len(content["seeds"]) > 1
-    names = {one.get("gpu") or cores(one) for one in machines}
-    lines = [
+    caption = (
         f"{content['steps']} steps of {content['batch_size']} pairs of {content.get('corpus', DEMO_WORDS)}, word embeddings "
-        f"frozen unless a name says otherwise, seed{'s' * several} {', '.join(map(str, content['seeds']))}; without prompt, "
-        f"on dev data ({', '.join(sorted(names))}). α is the share of the way from the original encoder to the trained one. "
+        f"frozen unless a name says otherwise, {'seeds' if several else 'seed'} {', '.join(map(str, content['seeds']))}; "
+        f"without prompt, on dev data ({', '.join(sorted(machines))}). α is the share of the way from the original encoder "
+        "to the trained one. "
         "A recipe has up to two rows. Both show the α and the number of directions with the largest sum of translations and "
         "answers: the first if neither answers nor similarities within a language may be worse than the starter's, the "
         "second without this condition. "
-        + ("Means over the seeds" if several else "Single runs")
-        + ": small differences are not meaningful.",
-        "",
-    ]
+        f"{'Means over the seeds' if several else 'Single runs'}: small differences are not meaningful."
+    )
     shown = [row for row in rows if row["recipe"] == "starter"]
     for recipe in dict.fromkeys(row["recipe"] for row in rows if row["recipe"] != "starter"):
-        own = [row for row in rows if row["recipe"] == recipe]
-        best = [max(group, key=gain) for group in ([row for row in own if guarded(row, start)], own) if group]
-        shown += [row for at, row in enumerate(best) if row not in best[:at]]
+        shown += best_rows([row for row in rows if row["recipe"] == recipe], start, gain)
     cells = [
         [row["recipe"], f"{row['alpha']:g}", row["directions"], *(f"{row[key]:.1f}" for key in COLUMNS)]
         for row in shown
     ]
-    return "\n".join(lines + markdown(["recipe", "α", "directions removed", *COLUMNS.values()], "lr", cells))
+    heads = ["recipe", "α", "directions removed", *COLUMNS.values()]
+    return "\n".join([caption, "", *markdown(heads, "lr", cells)])
 
 
 #: Measures that similarity structure has to predict, and the structure above which encoders are close to the original one.
@@ -609,11 +656,9 @@ PREDICTED = {
     "qa": "XQuAD, fine-tuned",
 }
 CLOSE = 90.0
-#: Fewest encoders of a correlation.
+#: Minimum number of encoders for a correlation.
 FEWEST = 5
-
-
-#: What predicts them: the key of a row, and the sentences whose similarities are compared.
+#: The measures that predict them, and the sentences whose similarities they compare.
 PREDICTORS = {"structure": "STS-B dev", GUARD: "packaged", TOKENS: "packaged, tokens"}
 
 
@@ -624,19 +669,22 @@ def prediction(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for (key, words), (predictor, texts), directions in product(PREDICTED.items(), PREDICTORS.items(), DIRECTIONS):
         # Directions that are removed before training change the structure without a loss.
-        found = [row for row in rows if row["directions"] == directions and not row.get("removed")]
-        own = [row for row in found if {key, predictor} <= row.keys()]
-        groups = own, [row for row in own if row[predictor] >= CLOSE]
-        if len(own) >= FEWEST:
-            values = [f"{correlation(one, predictor, key):.2f}" if len(one) >= FEWEST else "" for one in groups]
-            cells.append([words, texts, directions, *chain.from_iterable(zip(map(len, groups), values, strict=True))])
+        comparable = [row for row in rows if row["directions"] == directions and not row.get("removed")]
+        encoders = [row for row in comparable if {key, predictor} <= row.keys()]
+        close = [row for row in encoders if row[predictor] >= CLOSE]
+        if len(encoders) >= FEWEST:
+            correlations = [
+                f"{correlation(group, predictor, key):.2f}" if len(group) >= FEWEST else ""
+                for group in (encoders, close)
+            ]
+            cells.append([words, texts, directions, len(encoders), correlations[0], len(close), correlations[1]])
     return "\n".join(markdown(heads, "llr", cells))
 
 
 def correlation(rows: Sequence[Mapping[str, Any]], predictor: str, measure: str) -> float:
     """Pearson correlation of two measures; NaN if one of them does not vary."""
-    both = np.array([[row[key] for row in rows] for key in (predictor, measure)])
-    return float(np.corrcoef(both)[0, 1]) if rows and both.std(axis=1).all() else float("nan")
+    values = np.array([[row[key] for row in rows] for key in (predictor, measure)])
+    return float(np.corrcoef(values)[0, 1]) if rows and values.std(axis=1).all() else float("nan")
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -666,16 +714,18 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def chosen(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells whose name is one of these texts, or contains one of those that are not the name of a cell.
+    """The cells that are named in ``only``, in full or by a part of the name.
+
+    The full name of a cell does not select others whose names contain it.
 
     Raises:
-        UsageError: There are none.
+        UsageError: No cell is selected.
     """
     parts = set(only) - {cell.name for cell in cells}
-    found = [cell for cell in cells if cell.name in only or any(part in cell.name for part in parts)]
-    if not found:
+    selected = [cell for cell in cells if cell.name in only or any(part in cell.name for part in parts)]
+    if not selected:
         raise UsageError(f"No recipe of the grid contains {' or '.join(map(repr, only))} (--only).")
-    return found
+    return selected
 
 
 def stored_rows(path: Path, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -710,18 +760,19 @@ def with_stored_scores(
 
     The encoder is the same if its scores on dev data are: weights that were trained again may differ.
     """
-    known = {encoder_of(row): row for row in stored}
-    return [
-        {**old, **new} if (old := known.get(encoder_of(new))) and not differing_scores(old, new) else dict(new)
-        for new in measured
-    ]
+    stored_row = {encoder_of(row): row for row in stored}
+    rows = []
+    for new in measured:
+        old = stored_row.get(encoder_of(new))
+        rows.append({**old, **new} if old and not differing_scores(old, new) else dict(new))
+    return rows
 
 
 def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse to add to stored results if the starter's scores differ from the stored ones by more than rounding.
+    """Check that the starter's scores differ from the stored ones by rounding at most.
 
     Raises:
-        UsageError: They differ.
+        UsageError: They differ by more, so that results of other recipes cannot be added.
     """
     for old, new in zip(stored, measured, strict=False):
         if differing := [COLUMNS[key] for key in differing_scores(old, new)]:
@@ -768,8 +819,9 @@ def run(options: argparse.Namespace) -> None:
     """
     setting = {"steps": options.steps, "batch_size": options.batch_size}
     options.seeds = list(dict.fromkeys(options.seeds))
-    whole = list(grid(options.seeds, options.add, corpus=options.corpus, **setting))
-    cells, order = chosen(whole, options.only), ["starter", *dict.fromkeys(cell.name for cell in whole)]
+    whole_grid = list(grid(options.seeds, options.add, corpus=options.corpus, **setting))
+    cells = chosen(whole_grid, options.only)
+    order = ["starter", *dict.fromkeys(cell.name for cell in whole_grid)]
     corpus = DEMO_WORDS if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
     content: dict[str, Any] = {"corpus": corpus, **setting, "seeds": options.seeds}
     rows = stored_rows(KEPT, content) if options.keep else []
@@ -781,23 +833,32 @@ def run(options: argparse.Namespace) -> None:
     require_same_start(rows, start)
     rows = with_stored_scores(start, rows) + rows[len(start) :]
     missing = missing_cells(cells, rows, options.transfer)
+    print(f"{counted(len(missing), 'recipe')} to train", flush=True)
+    write_results(content, rows, order, options)
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
-        for found in chain([[]], pool.map(measured_in_worker, missing, repeat(options))):
-            renewed = set(map(cell_of, found))
-            rows = [row for row in rows if cell_of(row) not in renewed] + with_stored_scores(found, rows)
-            print(json.dumps(found, indent=1) if found else f"{counted(len(missing), 'recipe')} to train", flush=True)
-            write_results(content | {"rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}, options)
+        for new_rows in pool.map(measured_in_worker, missing, repeat(options)):
+            measured_cells = set(map(cell_of, new_rows))
+            others = [row for row in rows if cell_of(row) not in measured_cells]
+            rows = others + with_stored_scores(new_rows, rows)
+            print(json.dumps(new_rows, indent=1), flush=True)
+            write_results(content, rows, order, options)
 
 
 def missing_cells(cells: Iterable[Cell], rows: Iterable[Mapping[str, Any]], transfer: Path | None) -> list[Cell]:
     """The cells of which no row has all scores."""
-    wanted = {TOKENS, *transfer_measures(transfer)}
-    done = {cell_of(row) for row in rows if row.keys() >= wanted | ({GUARD} if not row.get("removed") else set())}
-    return [cell for cell in cells if (cell.name, cell.seed) not in done]
+    required = {TOKENS, *transfer_measures(transfer)}
+    complete = set()
+    for row in rows:
+        if row.keys() >= required and (GUARD in row or row.get("removed")):
+            complete.add(cell_of(row))
+    return [cell for cell in cells if (cell.name, cell.seed) not in complete]
 
 
-def write_results(content: dict[str, Any], options: argparse.Namespace) -> None:
-    """Write the results so far, and with ``--keep`` those of the documentation."""
+def write_results(
+    setting: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], order: Sequence[str], options: argparse.Namespace
+) -> None:
+    """Write the results so far, sorted by the order of their recipes, and with ``--keep`` those of the documentation."""
+    content = {**setting, "rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}
     write_json(options.output / "results.json", content)
     if options.keep:
         write_json(KEPT, content)
