@@ -76,7 +76,7 @@ NOT_DECISIVE = {
     "seed",
 }
 #: Options of a run that are set by this program.
-OWN = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
+RESERVED = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
 #: Default options of every cell.
 DEFAULTS = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 #: Steps of the short run on which the estimate is based.
@@ -150,8 +150,8 @@ class Run:
     config: RunConfig
     path: Path
 
-    def kept(self) -> dict[str, Any] | None:
-        """Return the stored result, or None."""
+    def stored_result(self) -> dict[str, Any] | None:
+        """Return the result if it is stored, else None."""
         return read_json(self.path) if self.path.is_file() else None
 
 
@@ -228,7 +228,7 @@ def parsed(argv: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]
         else:
             rest += [f"--{key}", value]
     given = run_options(rest)
-    if taken := sorted(given.keys() & OWN):
+    if taken := sorted(given.keys() & RESERVED):
         raise ValueError(f"This program sets --{taken[0]} for every cell. Use --steps, --seeds and --output.")
     if taken := sorted(given.keys() & {"model", "corpus", "test"}):
         raise ValueError(f"--config has {taken[0]}. Remove it, and pass --{taken[0]} on the command line.")
@@ -298,23 +298,26 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     check_text(recipe, config)
     recipe.objectives(config.max_length)
     files = find_files(config.corpus, languages=config.languages or None)
-    own = {option.name for option in fields(RunOptions)}
-    plain = RunConfig(recipe="tr")
+    run_options = {option.name for option in fields(RunOptions)}
+    default = RunConfig(recipe="tr")
     values = {option.name: getattr(config, option.name) for option in fields(RunConfig) if option.init}
     values = {name: value for name, value in values.items() if name not in NOT_DECISIVE}
-    terms = recipe.to_dict()
+    recipe_content = recipe.to_dict()
     hub = [name for name in config.monolingual if is_hub_name(name)]
     local = [path for path in config.monolingual if path not in hub]
     return {
         "corpus": [[file.name] if not file.paths else files_sha256(file.paths) for file in files],
         "monolingual": [files_sha256(local), *sorted(hub)] if hub else files_sha256(local),
-        "tests": {name: {k: s.sha256 for k, s in sets.items()} for name, sets in read_test_sets(config).items()},
-        "recipe": {key: terms[key] for key in ("terms", "max_length", "language_embedding", "pooling")},
-        "options": {name: value for name, value in values.items() if name in own and name != "monolingual"},
+        "tests": {
+            name: {language: pairs.sha256 for language, pairs in by_language.items()}
+            for name, by_language in read_test_sets(config).items()
+        },
+        "recipe": {key: recipe_content[key] for key in ("terms", "max_length", "language_embedding", "pooling")},
+        "options": {name: value for name, value in values.items() if name in run_options and name != "monolingual"},
         "training": {
             name: str(value)
             for name, value in values.items()
-            if name not in own and str(value) != str(getattr(plain, name))
+            if name not in run_options and str(value) != str(getattr(default, name))
         },
     }
 
@@ -370,17 +373,19 @@ def measured(model: Any, tests: Sets, name: str) -> dict[str, Any]:
 
 def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) -> float:
     """Return the expected seconds per run, from finished runs or from a few steps of the first and the last cell."""
-    if done := [kept["seconds"] for run in runs if (kept := run.kept())]:
-        return statistics.mean(done)
-    times = []
+    results = [run.stored_result() for run in runs]
+    if seconds := [result["seconds"] for result in results if result]:
+        return statistics.mean(seconds)
+    preparation, step = [], []
     for run in (runs[0], runs[-1]):
         work = folder / "trial"
         shutil.rmtree(work, ignore_errors=True)
         facts = trained(replace(run.config, max_steps=TRIAL), work, links)[2]
         shutil.rmtree(work, ignore_errors=True)
-        times.append((facts["seconds"] - facts["training_seconds"], facts["training_seconds"] / TRIAL))
-    beside, step = min(other for other, _ in times), statistics.mean(step for _, step in times)
-    return beside + step * runs[0].config.max_steps + evaluation
+        preparation.append(facts["seconds"] - facts["training_seconds"])
+        step.append(facts["training_seconds"] / TRIAL)
+    # The first run may have to align words; the others share its links.
+    return min(preparation) + statistics.mean(step) * runs[0].config.max_steps + evaluation
 
 
 def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> float:
@@ -390,74 +395,93 @@ def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, 
     """
     directions = [key for key in SCORES if key != "mean"]
 
-    def hits(runs: Sequence[Mapping[str, Any]], language: str) -> np.ndarray:
-        found = [list(map(int, run[language][direction]["hits"])) for run in runs for direction in directions]
-        return np.mean(found, axis=0)
+    def mean_hits(runs: Sequence[Mapping[str, Any]], language: str) -> np.ndarray:
+        hits = [list(map(int, run[language][direction]["hits"])) for run in runs for direction in directions]
+        return np.mean(hits, axis=0)
 
     errors = []
     for language in old[0]:
-        moved = 100 * (hits(new, language) - hits(old, language))
-        errors.append(moved.std(ddof=1) / len(moved) ** 0.5)
+        difference_n = 100 * (mean_hits(new, language) - mean_hits(old, language))
+        errors.append(difference_n.std(ddof=1) / len(difference_n) ** 0.5)
     return float(1.96 * np.linalg.norm(errors) / len(errors))
 
 
 def summary(grid: Grid, runs: Sequence[Run], untrained: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
     """Return means over seeds and differences to the first cell for every cell, test set and language."""
-    kept = {cell.label: [k for run in runs if run.cell == cell and (k := run.kept())] for cell in grid.cells}
-    first, facts = kept[grid.cells[0].label], kept[grid.cells[0].label][0]["facts"]
-    pairs = facts["languages"]
-    result: dict[str, Any] = {
+    results: dict[str, list[dict[str, Any]]] = {cell.label: [] for cell in grid.cells}
+    for run in runs:
+        if result := run.stored_result():
+            results[run.cell.label].append(result)
+    first = results[grid.cells[0].label]
+    facts = first[0]["facts"]
+    cells = []
+    for cell in grid.cells:
+        row = {
+            "label": cell.label,
+            "x": cell.x,
+            "published": list(cell.published),
+            "tests": {
+                test: summarise_test(
+                    grid,
+                    [result["results"][test] for result in first],
+                    [result["results"][test] for result in results[cell.label]],
+                    facts["languages"],
+                )
+                for test in untrained
+            },
+            "ms_per_pair": interval([milliseconds_per_pair(result["facts"]) for result in results[cell.label]]),
+        }
+        if cell.costs:
+            row["gflop"] = operations(cell.costs, shape)
+        cells.append(row)
+    return {
         "ablation": grid.name,
-        "seeds": [run["seed"] for run in first],
+        "seeds": [result["seed"] for result in first],
         "steps": facts["steps"],
         "batch_size": facts["batch_size"],
         "model": Path(facts["model"]).name,
         "frozen_word_embeddings": facts["frozen_word_embeddings"],
-        "pairs": pairs,
+        "pairs": facts["languages"],
         "hardware": facts["hardware"],
         "versions": facts["versions"],
-        "untrained": {test: measure["average"]["mean"]["accuracy"] for test, measure in untrained.items()},
-        "cells": [],
+        "untrained": {test: scores["average"]["mean"]["accuracy"] for test, scores in untrained.items()},
+        "cells": cells,
     }
-    for cell in grid.cells:
-        tests: dict[str, Any] = {}
-        for test in untrained:
-            results = [run["results"][test] for run in kept[cell.label]]
-            baseline = [run["results"][test] for run in first]
-            scores = {key: interval([r["average"][key]["accuracy"] for r in results]) for key in SCORES}
-            for group in grid.groups:
-                if group in results[0]["groups"]:
-                    scores[group] = interval([r["groups"][group]["mean"]["accuracy"] for r in results])
-            languages = sorted(results[0]["languages"], key=lambda language: (pairs.get(language, 0), language))
-            tests[test] = {
-                "scores": scores,
-                "difference": difference(
-                    *([r["average"]["mean"]["accuracy"] for r in side] for side in (baseline, results)),
-                    sampling_error(*([r["languages"] for r in side] for side in (baseline, results))),
-                ),
-                "gains": {
-                    language: difference(
-                        *(
-                            [r["languages"][language]["mean"]["accuracy"] for r in side]
-                            for side in (baseline, results)
-                        ),
-                        sampling_error(
-                            *([{language: r["languages"][language]} for r in side] for side in (baseline, results))
-                        ),
-                    )
-                    for language in languages
-                },
-            }
-        milliseconds = [
-            1000 * run["facts"]["training_seconds"] / run["facts"]["steps"] / run["facts"]["batch_size"]
-            for run in kept[cell.label]
-        ]
-        row = {"label": cell.label, "x": cell.x, "published": list(cell.published), "tests": tests}
-        row["ms_per_pair"] = interval(milliseconds)
-        if cell.costs:
-            row["gflop"] = operations(cell.costs, shape)
-        result["cells"].append(row)
-    return result
+
+
+def summarise_test(
+    grid: Grid, first: Sequence[Mapping[str, Any]], cell: Sequence[Mapping[str, Any]], pairs: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the scores of a cell on a test set, and its differences to the first cell.
+
+    ``first`` and ``cell`` are the results of both cells, one for each seed. Languages are sorted by their training ``pairs``.
+    """
+    scores = {key: interval([seed["average"][key]["accuracy"] for seed in cell]) for key in SCORES}
+    for group in grid.groups:
+        if group in cell[0]["groups"]:
+            scores[group] = interval([seed["groups"][group]["mean"]["accuracy"] for seed in cell])
+    gains = {}
+    for language in sorted(cell[0]["languages"], key=lambda language: (pairs.get(language, 0), language)):
+        before, after = ([{language: seed["languages"][language]} for seed in seeds] for seeds in (first, cell))
+        gains[language] = difference(
+            [seed[language]["mean"]["accuracy"] for seed in before],
+            [seed[language]["mean"]["accuracy"] for seed in after],
+            sampling_error(before, after),
+        )
+    return {
+        "scores": scores,
+        "difference": difference(
+            [seed["average"]["mean"]["accuracy"] for seed in first],
+            [seed["average"]["mean"]["accuracy"] for seed in cell],
+            sampling_error([seed["languages"] for seed in first], [seed["languages"] for seed in cell]),
+        ),
+        "gains": gains,
+    }
+
+
+def milliseconds_per_pair(facts: Mapping[str, Any]) -> float:
+    """Return the training time of a pair."""
+    return 1000 * facts["training_seconds"] / facts["steps"] / facts["batch_size"]
 
 
 def operations(recipe: str, shape: Mapping[str, int]) -> dict[str, float]:
@@ -465,12 +489,16 @@ def operations(recipe: str, shape: Mapping[str, int]) -> dict[str, float]:
     sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
     costs: Any = import_module("costs")
     sys.path.pop(0)
-    lengths = {"mBERT, 32 pieces": 32, f"this encoder, {shape['length']} pieces": shape["length"]}
-    ours = costs.Encoder(shape["layers"], shape["hidden"], shape["vocabulary"])
-    encoders = (costs.ENCODERS["mBERT"], ours)
+    encoders = {
+        "mBERT, 32 pieces": (costs.ENCODERS["mBERT"], 32),
+        f"this encoder, {shape['length']} pieces": (
+            costs.Encoder(shape["layers"], shape["hidden"], shape["vocabulary"]),
+            shape["length"],
+        ),
+    }
     return {
-        what: round(costs.step_flops(of, recipe, length, length, length) / 1e9, 3)
-        for (what, length), of in zip(lengths.items(), encoders, strict=True)
+        name: round(costs.step_flops(encoder, recipe, length, length, length) / 1e9, 3)
+        for name, (encoder, length) in encoders.items()
     }
 
 
@@ -486,101 +514,129 @@ def shown(value: Mapping[str, Any], form: str = ".1f") -> str:
 
 def table(grid: Grid, result: Mapping[str, Any]) -> str:
     """Format the results as Markdown: cells, then gains per language, for every test set."""
-    total = sum(result["pairs"].values())
     frozen = ", word embeddings frozen" if result["frozen_word_embeddings"] else ""
     lines = [
-        f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} pairs, from {total:,} pairs in "
-        f"{counted(len(result['pairs']), 'language')}; {counted(len(result['seeds']), 'seed')}; "
-        f"{machine_words(result['hardware'])}. "
+        f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} pairs, from "
+        f"{sum(result['pairs'].values()):,} pairs in {counted(len(result['pairs']), 'language')}; "
+        f"{counted(len(result['seeds']), 'seed')}; {machine_words(result['hardware'])}. "
         "Means over the seeds ± 95 % interval (Student's t; for differences, over the test sentences too); a difference "
         "smaller than its interval is a tie.",
     ]
-    columns = [f"*paper: {column}*" for column in grid.published.get("columns", ())]
     for test, before in result["untrained"].items():
-        cells = [(cell, cell["tests"][test]) for cell in result["cells"]]
-        scores = list(cells[0][1]["scores"])
-        heads = [SCORES.get(key, f"the {key}") for key in scores]
-        measures = [[shown(tested["scores"][key]) for key in scores] for _, tested in cells]
-        if "gflop" in cells[0][0]:
-            heads = [f"GFLOP, {what}" for what in cells[0][0]["gflop"]] + ["ms per pair", "mean"]
-            measures = [
-                [*(f"{value:.3g}" for value in cell["gflop"].values()), shown(cell["ms_per_pair"], ".2f"), m[2]]
-                for (cell, _), m in zip(cells, measures, strict=True)
-            ]
-        first = result["cells"][0]["label"]
         lines += ["", f"**{test}**: retrieval, % correct; the encoder before training: {before:.1f}", ""]
-        rows = []
-        for (cell, tested), measure in zip(cells, measures, strict=True):
-            moved = tested["difference"]
-            against = ["", ""] if cell["label"] == first else [shown(moved, "+.1f"), moved["verdict"]]
-            rows.append([cell["label"], *measure, *against, *cell["published"]])
-        lines += markdown(["", *heads, f"mean − {first}", "", *columns], f"l{'r' * (len(heads) + 1)}lr", rows)
-        languages = cells[0][1]["gains"]
-        if len(languages) > 1:
-            others = [cell["label"] for cell in result["cells"][1:]]
-            lines += ["", f"Gain over {first}, by language, smallest corpora first:", ""]
-            rows = []
-            for language in languages:
-                gains = [tested["gains"][language] for _, tested in cells[1:]]
-                marked = [shown(gain, "+.1f") + " *" * (gain["verdict"] not in ("tie", "one seed")) for gain in gains]
-                rows.append([language, f"{result['pairs'].get(language, 0):,}", *marked])
-            lines += markdown(["", "pairs", *others], "lr", rows)
-            if any(line.endswith(" * |") or " * | " in line for line in lines):
-                lines += ["", "\\* larger than its interval"]
-    if columns:
+        lines += cell_table(grid, result, test)
+        lines += gain_table(result, test)
+    if grid.published.get("columns"):
         lines += ["", f"The paper's numbers are not directly comparable: {grid.published['scale']}."]
     return "\n".join(lines) + "\n"
+
+
+def cell_table(grid: Grid, result: Mapping[str, Any], test: str) -> list[str]:
+    """Format scores or costs of each cell on a test set, its difference to the first cell, and the paper's numbers."""
+    first = result["cells"][0]
+    rows = []
+    for cell in result["cells"]:
+        scores = cell["tests"][test]["scores"]
+        if "gflop" in cell:
+            measures = {f"GFLOP, {encoder}": f"{value:.3g}" for encoder, value in cell["gflop"].items()}
+            measures |= {"ms per pair": shown(cell["ms_per_pair"], ".2f"), "mean": shown(scores["mean"])}
+        else:
+            measures = {SCORES.get(key, f"the {key}"): shown(score) for key, score in scores.items()}
+        gain = cell["tests"][test]["difference"]
+        gain_cells = ["", ""] if cell is first else [shown(gain, "+.1f"), gain["verdict"]]
+        rows.append([cell["label"], *measures.values(), *gain_cells, *cell["published"]])
+    columns = [f"*paper: {column}*" for column in grid.published.get("columns", ())]
+    heads = ["", *measures, f"mean − {first['label']}", "", *columns]
+    return markdown(heads, f"l{'r' * (len(measures) + 1)}lr", rows)
+
+
+def gain_table(result: Mapping[str, Any], test: str) -> list[str]:
+    """Format the differences of each cell to the first one by language; empty if the test set has one language."""
+    first, *others = result["cells"]
+    languages = first["tests"][test]["gains"]
+    if len(languages) < 2:
+        return []
+    rows, any_marked = [], False
+    for language in languages:
+        cells = []
+        for cell in others:
+            gain = cell["tests"][test]["gains"][language]
+            is_marked = gain["verdict"] not in ("tie", "one seed")
+            any_marked = any_marked or is_marked
+            cells.append(shown(gain, "+.1f") + (" *" if is_marked else ""))
+        rows.append([language, f"{result['pairs'].get(language, 0):,}", *cells])
+    lines = ["", f"Gain over {first['label']}, by language, smallest corpora first:", ""]
+    lines += markdown(["", "pairs", *(cell["label"] for cell in others)], "lr", rows)
+    if any_marked:
+        lines += ["", "\\* larger than its interval"]
+    return lines
 
 
 def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Plot the figure of a grid with an axis and the gains per language."""
     matplotlib.rcParams["svg.hashsalt"] = grid.name
-    cells = result["cells"]
     figures = {}
     if grid.axis:
-        figures[grid.name] = figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        for test in result["untrained"]:
-            scores = [cell["tests"][test]["scores"]["mean"] for cell in cells]
-            axes.errorbar(
-                [cell["x"] for cell in cells],
-                [score["mean"] for score in scores],
-                yerr=[score["half"] or 0 for score in scores],
-                marker="o",
-                capsize=4,
-                label=test,
-            )
-        axes.set_xticks([cell["x"] for cell in cells])
-        axes.set(xlabel=grid.axis, ylabel="retrieval, mean of both directions, %", title=grid.title)
-        axes.legend(frameon=False)
+        figures[grid.name] = score_figure(grid, result)
     for test in result["untrained"]:
-        languages = list(cells[0]["tests"][test]["gains"])
-        if len(languages) < 2:
-            continue
-        name = f"{grid.name}-gains" + (f"-{test}" if len(result["untrained"]) > 1 else "")
-        figures[name] = figure = Figure(figsize=(max(7, 0.5 * len(languages) + 4), 4), layout="constrained")
-        axes = figure.subplots()
-        axes.axhline(0, color="black", linewidth=0.8)
-        for i, cell in enumerate(cells[1:]):
-            gains = [cell["tests"][test]["gains"][language] for language in languages]
-            axes.errorbar(
-                [at + 0.6 * ((i + 0.5) / len(cells[1:]) - 0.5) for at in range(len(languages))],
-                [gain["mean"] for gain in gains],
-                yerr=[gain["half"] or 0 for gain in gains],
-                fmt="o",
-                capsize=2,
-                label=cell["label"],
-            )
-        axes.set_xticks(range(len(languages)), [f"{x}\n{result['pairs'].get(x, 0):,}" for x in languages])
-        axes.set(xlabel="language, and its pairs in the corpus", ylabel=f"gain over {cells[0]['label']}, points")
-        axes.set_title(f"{grid.title}, {test}")
-        figure.legend(loc="outside right upper", frameon=False)
+        if len(result["cells"][0]["tests"][test]["gains"]) > 1:
+            name = f"{grid.name}-gains"
+            if len(result["untrained"]) > 1:
+                name += f"-{test}"
+            figures[name] = gain_figure(grid, result, test)
     paths = []
     for name, figure in figures.items():
         for suffix in formats:
-            paths.append(folder / f"{name}.{suffix}")
-            figure.savefig(paths[-1], dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+            path = folder / f"{name}.{suffix}"
+            figure.savefig(path, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+            paths.append(path)
     return paths
+
+
+def score_figure(grid: Grid, result: Mapping[str, Any]) -> Figure:
+    """Draw the mean score of each cell over the grid's axis."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    positions = [cell["x"] for cell in result["cells"]]
+    for test in result["untrained"]:
+        scores = [cell["tests"][test]["scores"]["mean"] for cell in result["cells"]]
+        axes.errorbar(
+            positions,
+            [score["mean"] for score in scores],
+            yerr=[score["half"] or 0 for score in scores],
+            marker="o",
+            capsize=4,
+            label=test,
+        )
+    axes.set_xticks(positions)
+    axes.set(xlabel=grid.axis, ylabel="retrieval, mean of both directions, %", title=grid.title)
+    axes.legend(frameon=False)
+    return figure
+
+
+def gain_figure(grid: Grid, result: Mapping[str, Any], test: str) -> Figure:
+    """Draw the difference of each cell to the first one, by language."""
+    first, *others = result["cells"]
+    languages = list(first["tests"][test]["gains"])
+    figure = Figure(figsize=(max(7, 0.5 * len(languages) + 4), 4), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="black", linewidth=0.8)
+    for number, cell in enumerate(others):
+        gains = [cell["tests"][test]["gains"][language] for language in languages]
+        axes.errorbar(
+            [at + 0.6 * ((number + 0.5) / len(others) - 0.5) for at in range(len(languages))],
+            [gain["mean"] for gain in gains],
+            yerr=[gain["half"] or 0 for gain in gains],
+            fmt="o",
+            capsize=2,
+            label=cell["label"],
+        )
+    labels = [f"{language}\n{result['pairs'].get(language, 0):,}" for language in languages]
+    axes.set_xticks(range(len(languages)), labels)
+    axes.set(xlabel="language, and its pairs in the corpus", ylabel=f"gain over {first['label']}, points")
+    axes.set_title(f"{grid.title}, {test}")
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
 
 
 def keep(grid: Grid, result: Mapping[str, Any], command: str, page: Path = PAGE, kept: Path = KEPT) -> None:
@@ -636,10 +692,10 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         ValueError: A cell cannot be trained with these options or on this corpus.
         FileNotFoundError: A text or model does not exist.
     """
-    options, given, own = parsed(argv)
+    options, given, objective_settings = parsed(argv)
     if options.keep:
         refuse_less(KEPT / f"{name}.json", covers, covers(vars(options)))
-    grid = load_grid(name, settings=own, monolingual=bool(given.get("monolingual")))
+    grid = load_grid(name, settings=objective_settings, monolingual=bool(given.get("monolingual")))
     configs = configurations(grid, options, given)
     settings = [settings_of(config) for config in configs]
     prepare_process()
@@ -657,7 +713,7 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
     evaluation = time.perf_counter() - started
     shape = shape_of(run.encoder, config.max_length or grid.cells[0].recipe.max_length)
     del run, dataset
-    missing = [run for run in runs if run.kept() is None]
+    missing = [run for run in runs if run.stored_result() is None]
     print(
         f"{grid.name}: {len(grid.cells)} cells × {len(options.seeds)} seeds, {len(runs) - len(missing)} already done."
     )
@@ -665,25 +721,15 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         seconds = estimate(runs, evaluation, folder, links)
         print(f"Estimate: {seconds:.0f} s each, {len(missing) * seconds / 60:.0f} minutes in total.", flush=True)
     logging.getLogger("metaphrase").setLevel(logging.WARNING)
-    began = time.perf_counter()
-    for at, run in enumerate(missing, 1):
-        if run.kept() is not None:  # by another program meanwhile
+    started = time.perf_counter()
+    for number, run in enumerate(missing, 1):
+        if run.stored_result() is not None:  # by another program meanwhile
             continue
-        started = time.perf_counter()
-        work = folder / "work" / run.path.stem
-        model, tests, facts = trained(run.config, work, links)
-        trained_in = time.perf_counter() - started
-        results = measured(model, tests, run.cell.label)
-        seconds = round(time.perf_counter() - started, 2)
-        content = {"ablation": grid.name, "cell": run.cell.label, "seed": run.seed, "seconds": seconds}
-        content["evaluation_seconds"] = round(seconds - trained_in, 2)
-        write_json(run.path, {**content, "facts": facts, "results": results})
-        shutil.rmtree(work, ignore_errors=True)
-        score = _mean(results)
-        left = (time.perf_counter() - began) / at * (len(missing) - at) / 60
+        score, seconds = execute(run, grid, folder, links)
+        minutes_left = (time.perf_counter() - started) / number * (len(missing) - number) / 60
         print(
-            f"{at}/{len(missing)} {run.cell.label}, seed {run.seed}: {score:.1f} % (before {_mean(untrained):.1f}) in "
-            f"{seconds:.0f} s; {left:.0f} minutes left",
+            f"{number}/{len(missing)} {run.cell.label}, seed {run.seed}: {score:.1f} % (before {_mean(untrained):.1f}) in "
+            f"{seconds:.0f} s; {minutes_left:.0f} minutes left",
             flush=True,
         )
     result = summary(grid, runs, untrained, shape)
@@ -693,10 +739,31 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
     plots = draw(grid, result, folder)
     print(f"\n{text}\n{folder / 'results.json'}" + "".join(f"\n{path}" for path in plots))
     if options.keep:
-        keep(
-            grid, result, re.sub(r"(?<=\s)/\S*/(?=\S)", "", f"python scripts/ablations.py {shlex.join([name, *argv])}")
-        )
+        command = f"python scripts/ablations.py {shlex.join([name, *argv])}"
+        keep(grid, result, re.sub(r"(?<=\s)/\S*/(?=\S)", "", command))  # without local paths
     return result
+
+
+def execute(run: Run, grid: Grid, folder: Path, links: Path) -> tuple[float, float]:
+    """Train and measure a run, and store its result; return its mean score and its duration in seconds."""
+    started = time.perf_counter()
+    work = folder / "work" / run.path.stem
+    model, tests, facts = trained(run.config, work, links)
+    training_seconds = time.perf_counter() - started
+    results = measured(model, tests, run.cell.label)
+    seconds = round(time.perf_counter() - started, 2)
+    content = {
+        "ablation": grid.name,
+        "cell": run.cell.label,
+        "seed": run.seed,
+        "seconds": seconds,
+        "evaluation_seconds": round(seconds - training_seconds, 2),
+        "facts": facts,
+        "results": results,
+    }
+    write_json(run.path, content)
+    shutil.rmtree(work, ignore_errors=True)
+    return _mean(results), seconds
 
 
 def _mean(results: Mapping[str, Any]) -> float:
