@@ -29,9 +29,9 @@ def mined(corpus: Path, folder: Path) -> Path:
     The starter finds the pairs, with the margin that is chosen automatically.
     """
     sets = load_parallel_folder(corpus, split="train")
-    english = write_lines(folder / "all.en.txt", {text for one in sets.values() for text in one.targets})
-    for language, one in sets.items():
-        sources = write_lines(folder / f"all.{language}.txt", set(one.sources))
+    english = write_lines(folder / "all.en.txt", {text for pairs in sets.values() for text in pairs.targets})
+    for language, pairs in sets.items():
+        sources = write_lines(folder / f"all.{language}.txt", set(pairs.sources))
         output = folder / "mined" / f"{language}-en.train.tsv.gz"
         mine_files(MiningOptions(source=str(sources), target=str(english), output=str(output), threshold="auto"))
     return folder / "mined"
@@ -39,19 +39,19 @@ def mined(corpus: Path, folder: Path) -> Path:
 
 def with_added(corpus: Path, folder: Path, added: Path) -> Path:
     """Add pairs of another folder: of each language, a random sample of at most as many as the bitext has."""
-    more = load_parallel_folder(added)
-    for language, one in load_parallel_folder(corpus, split="train").items():
-        pairs = list(zip(one.sources, one.targets, strict=True))
-        if other := more.get(language):
-            sample = random.Random(0).sample(range(len(other.sources)), min(len(other.sources), len(pairs)))
-            pairs += [(other.sources[at], other.targets[at]) for at in sample]
+    added_sets = load_parallel_folder(added)
+    for language, parallel in load_parallel_folder(corpus, split="train").items():
+        pairs = list(zip(parallel.sources, parallel.targets, strict=True))
+        if language in added_sets:
+            candidates = list(zip(added_sets[language].sources, added_sets[language].targets, strict=True))
+            pairs += random.Random(0).sample(candidates, min(len(candidates), len(pairs)))
         text = "".join("\t".join(pair) + "\n" for pair in [("source", "target"), *pairs])
         (folder / f"{language}-en.train.tsv.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
     return folder
 
 
 def write_lines(path: Path, texts: Iterable[str]) -> Path:
-    """Write sentences in a random order that is always the same, one per line."""
+    """Write sentences in a reproducible random order, one per line."""
     lines = sorted(texts)
     random.Random(0).shuffle(lines)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -54,7 +54,7 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
     settings |= {"bf16": SETTINGS[name], "seed": seed, "max_steps": steps, "output_dir": str(work)}
     config = RunConfig(**settings, disable_tqdm=True, report_to="none")
     model, _, facts = trained(config, work, output / "links")
-    weights = {key: one.detach() for key, one in model.named_parameters() if one.requires_grad}
+    weights = {key: weight.detach() for key, weight in model.named_parameters() if weight.requires_grad}
     release = demo_settings()
     after = data.embed(interpolated(original, weights, release["merge"]))
     row = {
@@ -75,16 +75,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     first, *others = dict.fromkeys(row["setting"] for row in rows)
     seeds = sorted({row["seed"] for row in rows})
 
-    def of(setting: str, key: str) -> list[float]:
-        by_seed = {row["seed"]: row["scores"][key] for row in rows if row["setting"] == setting}
-        return [by_seed[seed] for seed in seeds]
+    def scores_by_seed(setting: str, key: str) -> list[float]:
+        scores = {row["seed"]: row["scores"][key] for row in rows if row["setting"] == setting}
+        return [scores[seed] for seed in seeds]
 
     cells = [
-        [setting, *(f"{statistics.mean(of(setting, key)):.1f}" for key in COLUMNS)] for setting in (first, *others)
+        [setting, *(f"{statistics.mean(scores_by_seed(setting, key)):.1f}" for key in COLUMNS)]
+        for setting in (first, *others)
     ]
     for setting in others:
-        found = [difference(of(first, key), of(setting, key)) for key in COLUMNS]
-        cells.append([f"{setting} − {first}", *(f"{one['mean']:+.1f} ± {one['half']:.1f}" for one in found)])
+        differences = [difference(scores_by_seed(first, key), scores_by_seed(setting, key)) for key in COLUMNS]
+        cells.append(
+            [f"{setting} − {first}", *(f"{change['mean']:+.1f} ± {change['half']:.1f}" for change in differences)]
+        )
     lines = [
         f"{rows[0]['steps']} steps of the demo's recipe, seeds {', '.join(map(str, seeds))}; "
         f"{hardware_words(rows[0]['hardware'])}. Differences from {first} are means over the same seeds, with 95 % intervals "

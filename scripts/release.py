@@ -131,36 +131,45 @@ def data_facts(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def compare(recorded: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[list[str], bool]:
     """Describe the differences between two releases, and return whether all reproducible facts are equal."""
-    lines = [
+    binding = [
         f"{key}: {recorded.get(key)!r} was recorded, but the new release has {made.get(key)!r}."
         for key in BINDING
         if recorded.get(key) != made.get(key)
     ]
-    then, now = (data_facts(facts.get("data") or ()) for facts in (recorded, made))
-    lines += [f"data: {row} was recorded, but not used." for row in then if row not in now]
-    lines += [f"data: {row} was used, but not recorded." for row in now if row not in then]
-    if not any(line.startswith("data: ") for line in lines) and then != now:
-        lines.append("data: the same files were read in a different order or number of times.")
-    same = not lines
-    versions = [facts.get("versions") or {} for facts in (recorded, made)]
-    lines += [
-        f"version of {name}: {versions[0].get(name)} was recorded, {versions[1].get(name)} is installed."
-        for name in sorted({*versions[0], *versions[1]})
-        if versions[0].get(name) != versions[1].get(name)
-    ]
+    binding += compare_data(*(data_facts(facts.get("data") or ()) for facts in (recorded, made)))
+    lines = binding + compare_versions(recorded.get("versions") or {}, made.get("versions") or {})
     if recorded.get("hardware") != made.get("hardware"):
         lines.append(
             f"hardware: {recorded.get('hardware')} was recorded, this is {made.get('hardware')}; weights are not compared."
         )
-        return lines, same
-    for name, weights in sorted((made.get("weights") or {}).items()):
-        wanted = (recorded.get("weights") or {}).get(name)
-        if wanted is None:
-            lines.append(f"{name}: the card records no SHA-256; the new one is {weights}.")
-        elif wanted != weights:
-            same = False
-            lines.append(f"{name}: the SHA-256 {wanted} was recorded, the new one is {weights}.")
-    return lines, same
+        return lines, not binding
+    same_weights = True
+    for name, digest in sorted((made.get("weights") or {}).items()):
+        recorded_digest = (recorded.get("weights") or {}).get(name)
+        if recorded_digest is None:
+            lines.append(f"{name}: the card records no SHA-256; the new one is {digest}.")
+        elif recorded_digest != digest:
+            same_weights = False
+            lines.append(f"{name}: the SHA-256 {recorded_digest} was recorded, the new one is {digest}.")
+    return lines, not binding and same_weights
+
+
+def compare_data(recorded: Sequence[Mapping[str, Any]], made: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Describe the differences between the training data of two releases."""
+    lines = [f"data: {row} was recorded, but not used." for row in recorded if row not in made]
+    lines += [f"data: {row} was used, but not recorded." for row in made if row not in recorded]
+    if not lines and recorded != made:
+        lines.append("data: the same files were read in a different order or number of times.")
+    return lines
+
+
+def compare_versions(recorded: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:
+    """Describe the differences between the versions of two releases."""
+    return [
+        f"version of {name}: {recorded.get(name)} was recorded, {installed.get(name)} is installed."
+        for name in sorted({*recorded, *installed})
+        if recorded.get(name) != installed.get(name)
+    ]
 
 
 if __name__ == "__main__":

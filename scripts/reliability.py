@@ -63,16 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     rows = read(options.rows)
     page = options.page.read_text(encoding="utf-8")
-    before, rest = page.split(BEGIN)
-    old, there = rest.split(END)[0], table(rows)
+    before, marked = page.split(BEGIN)
+    old_table, after = marked.split(END)
+    new_table = table(rows)
     lost = sum(row["tried"] - row["survived"] for row in rows)
     print(f"{len(rows)} rows, {lost} not survived.")
-    for fault in (untested := sorted(faults_of(old) - faults_of(there))):
+    untested = sorted(faults_of(old_table) - faults_of(new_table))
+    for fault in untested:
         print(f"Not tested: {fault}")
     if untested and not options.removed:
         print(f"{options.page} is unchanged. Run all tests, or pass --removed if these tests no longer exist.")
         return 1
-    options.page.write_text(f"{before}{BEGIN}\n{there}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    options.page.write_text(f"{before}{BEGIN}\n{new_table}\n{END}{after}", encoding="utf-8")
     return int(lost > 0)
 
 

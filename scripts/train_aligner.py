@@ -83,12 +83,14 @@ def bitext_files(options: Options) -> list[Path]:
     Raises:
         MissingFileError: A language has none.
     """
-    folders = [Path(one) for one in options.bitext or [f"{options.data}/software"]]
+    folders = list(map(Path, options.bitext or [f"{options.data}/software"]))
     files = []
-    for name in (f"{language}-en.train.tsv.gz" for language in options.languages):
-        if not (found := [folder / name for folder in folders if (folder / name).is_file()]):
+    for language in options.languages:
+        name = f"{language}-en.train.tsv.gz"
+        paths = [folder / name for folder in folders if (folder / name).is_file()]
+        if not paths:
             raise MissingFileError(f"{name} is in none of these folders: {', '.join(map(str, folders))} (--bitext).")
-        files.append(found[0])
+        files.append(paths[0])
     return files
 
 
@@ -117,11 +119,11 @@ def write_lower_layers(folder: Path) -> Path:
     return folder
 
 
-def trained(encoder: Path, at: int, options: Options) -> Path:
-    """Link a bitext with an encoder, and train it on the links."""
-    one, output = ROUNDS[at], Path(options.output)
-    bitext = write_bitext(options, output / f"bitext-{one.draw + 1}", one.draw)
-    links, folder = output / f"links-{at + 1}.parquet", output / f"round-{at + 1}"
+def trained(encoder: Path, number: int, options: Options) -> Path:
+    """Link a bitext with an encoder, and train it on the links in the round with this number, counted from 0."""
+    training, output = ROUNDS[number], Path(options.output)
+    bitext = write_bitext(options, output / f"bitext-{training.draw + 1}", training.draw)
+    links, folder = output / f"links-{number + 1}.parquet", output / f"round-{number + 1}"
     if not links.exists():
         align_files(
             AlignOptions(
@@ -130,7 +132,7 @@ def trained(encoder: Path, at: int, options: Options) -> Path:
                 aligner="embedding",
                 model=str(encoder),
                 layer=LAYER,
-                method=one.method,
+                method=training.method,
                 segmenter="whitespace",
             )
         )
@@ -139,8 +141,8 @@ def trained(encoder: Path, at: int, options: Options) -> Path:
             model=str(encoder),
             recipe=str(RECIPE),
             corpus=[str(links)],
-            max_steps=options.steps or one.steps,
-            learning_rate=one.learning_rate,
+            max_steps=options.steps or training.steps,
+            learning_rate=training.learning_rate,
             freeze_word_embeddings=True,
             bf16=None,
             seed=options.seed,
@@ -155,12 +157,12 @@ def trained(encoder: Path, at: int, options: Options) -> Path:
 def measured(name: str, encoder: str, options: Options) -> list[dict[str, Any]]:
     """Measure an encoder on all gold links: with the default settings, and with the settings chosen on the first fifth."""
     folder = str(Path(options.output) / "evaluation")
-    found = evaluate(EvaluateOptions(model=encoder, suite="word-alignment", data=options.data, output_dir=folder))
-    if found["failed"]:
-        raise DataError(f"These benchmarks failed: {found['failed']}. Results without them are not written.")
+    results = evaluate(EvaluateOptions(model=encoder, suite="word-alignment", data=options.data, output_dir=folder))
+    if results["failed"]:
+        raise DataError(f"These benchmarks failed: {results['failed']}. Results without them are not written.")
     rows = []
-    for part, result in found["scores"].items():
-        ((_, score),) = result["languages"].items()
+    for part, result in results["scores"].items():
+        (score,) = result["languages"].values()
         chosen = ("layer", "method", "level", "threshold", "temperature")
         settings = {key: value for key, value in result["settings"].items() if key in chosen}
         row = {
@@ -188,7 +190,12 @@ def main(argv: list[str]) -> int:
     check_settings(output, settings | {"rounds": ROUNDS, "bitext files": files})
     rows = rows_of(options, output)
     settings |= {"bitext": {path.name: file_sha256(path) for path in sorted((output / "bitext-1").glob("*"))}}
-    content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
+    content = {
+        "settings": settings,
+        "layers": LAYERS,
+        "rounds": [training._asdict() for training in ROUNDS],
+        "rows": rows,
+    }
     write_json(RESULTS if options.keep else output / "results.json", content | {"hardware": hardware()})
     return 0
 
@@ -202,8 +209,9 @@ def rows_of(options: Options, output: Path) -> list[dict[str, Any]]:
     """Train what is missing, and measure every encoder."""
     prepare_process()
     encoders = {"starter": "starter", "lower layers": str(write_lower_layers(output / "base"))}
-    for at in range(len(ROUNDS)):
-        encoders[f"round {at + 1}"] = str(trained(Path(list(encoders.values())[-1]), at, options))
+    for number in range(len(ROUNDS)):
+        previous = list(encoders.values())[-1]
+        encoders[f"round {number + 1}"] = str(trained(Path(previous), number, options))
     return [row for name, encoder in encoders.items() for row in measured(name, encoder, options)]
 
 

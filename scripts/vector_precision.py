@@ -42,11 +42,12 @@ PRECISIONS = (16, 8, 4)
 
 
 def sampled(data: LabelledData) -> LabelledData:
-    """The data, but answers are searched among the sentences of the paragraphs that answer the questions."""
-    sets = data.sets.items()
-    return replace(
-        data, sets={key: one.chosen(range(len(one.ids))) if isinstance(one, AnswerSet) else one for key, one in sets}
-    )
+    """The data; answers are searched among the sentences of the paragraphs that answer the questions."""
+    sets = {
+        language: items.chosen(range(len(items.ids))) if isinstance(items, AnswerSet) else items
+        for language, items in data.sets.items()
+    }
+    return replace(data, sets=sets)
 
 
 def measured(
@@ -54,17 +55,19 @@ def measured(
 ) -> tuple[dict[str, float], CachedEncoder]:
     """The scores of an encoder on each data set, and the encoder with the embeddings of all texts."""
     cached = CachedEncoder(model)
-    results = {one.name: one.evaluate(model, one.sets, encode=cached.encode) for one in data}
+    results = {labelled.name: labelled.evaluate(model, labelled.sets, encode=cached.encode) for labelled in data}
     results["structure"] = similarity_structure(base, model, structure_texts(), encode=cached.encode, resamples=1)
-    return {f"{name}, {one.measure}": one.average.score for name, one in results.items()}, cached
+    return {f"{name}, {result.measure}": result.average.score for name, result in results.items()}, cached
 
 
-def difference(one: CachedEncoder, other: CachedEncoder) -> dict[str, float]:
-    """Smallest cosine and largest difference of a component between two encoders, over all texts of unit length."""
-    sides = [unit_rows(np.stack([encoder.rows[key] for key in one.rows])) for encoder in (one, other)]
+def difference(reference: CachedEncoder, encoder: CachedEncoder) -> dict[str, float]:
+    """Smallest cosine and largest difference of a component between embeddings of length 1 of two encoders."""
+    reference_nh, encoder_nh = (
+        unit_rows(np.stack([cached.rows[key] for key in reference.rows])) for cached in (reference, encoder)
+    )
     return {
-        "smallest_cosine": float(np.einsum("nh,nh->n", *sides).min()),
-        "largest_difference": float(np.abs(sides[0] - sides[1]).max()),
+        "smallest_cosine": float(np.einsum("nh,nh->n", reference_nh, encoder_nh).min()),
+        "largest_difference": float(np.abs(reference_nh - encoder_nh).max()),
     }
 
 
@@ -99,7 +102,9 @@ def table(content: Mapping[str, Any]) -> str:
         size = f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else ""
         change = [f"{row['smallest_cosine']:.7f}", f"{row['largest_difference']:.1g}"] if "bytes" in row else ["", ""]
         cells.append([row["encoder"], size, *(f"{row['scores'][name]:.2f}" for name in names), *change])
-    removed = f", without {content['directions']} directions of language identity" * bool(content["directions"])
+    removed = ""
+    if content["directions"]:
+        removed = f", without {content['directions']} directions of language identity"
     return "\n".join(
         [
             *markdown(headings, "lr", cells),
@@ -127,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--keep", action="store_true", help=f"Write {KEPT.name} and the table of docs/{PAGE.name}.")
     options = parser.parse_args(argv)
     if options.keep:
-        refuse_less(KEPT, lambda one: {"items": one["items"]}, {"items": options.items})
+        refuse_less(KEPT, lambda stored: {"items": stored["items"]}, {"items": options.items})
     prepare_process()
     content = measure(options.base, options.tuned, options.guards, options.items)
     print(table(content))
