@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Container, Iterable
@@ -27,6 +28,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from jinja2 import Environment
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -43,6 +45,7 @@ from transformers import (
 
 from metaphrase.io.files import PACKAGED_DATA, UDHR
 from metaphrase.training.recipe import Recipe
+from tests.faults.children import Child
 
 BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 
@@ -289,3 +292,29 @@ def tiny_xlmr(tmp_path, tokenizer) -> SentenceTransformer:
     XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "xlmr")
     tokenizer.save_pretrained(tmp_path / "xlmr")
     return as_sentence_transformer(tmp_path / "xlmr", "mean")
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@pytest.fixture
+def ranks_of(tmp_path):
+    """The exit statuses of two forked processes that run a function of their rank, with the variables of torchrun."""
+
+    def ranks_of(work, name="rank"):
+        port = free_port()
+
+        def joined(rank):
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            for state in (PartialState, AcceleratorState, GradientState):
+                state._reset_state()
+            work(rank)
+
+        children = [Child(lambda rank=rank: joined(rank), tmp_path / f"{name}-{rank}.log") for rank in (0, 1)]
+        return [child.wait(120) for child in children]
+
+    return ranks_of

@@ -1,13 +1,11 @@
 import json
 import os
 import signal
-import socket
 import sys
 
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from datasets import Dataset
 from transformers import TrainerCallback
 
@@ -15,7 +13,6 @@ from metaphrase.checkpoints.folders import checkpoint_folders, newest, verify
 from metaphrase.cli import main
 from metaphrase.exceptions import CheckpointError
 from metaphrase.modeling.collator import ParallelCollator
-from tests.faults.children import Child
 from tests.faults.conftest import digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -30,28 +27,6 @@ class In(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step + 1 == self.step and args.process_index == self.rank:
             self.work()
-
-
-@pytest.fixture
-def ranks_of(tmp_path):
-    """The exit statuses of two processes that do some work together, as torchrun starts them."""
-
-    def ranks_of(work, name):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-
-        def joined(rank):
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            for state in (PartialState, AcceleratorState, GradientState):
-                state._reset_state()
-            work(rank)
-
-        children = [Child(lambda rank=rank: joined(rank), tmp_path / f"{name}-{rank}.log") for rank in (0, 1)]
-        return [child.wait(120) for child in children]
-
-    return ranks_of
 
 
 @pytest.fixture

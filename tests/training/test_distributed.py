@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from datasets import Dataset
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,35 +21,19 @@ from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
-from tests.faults.children import Child
+from tests.conftest import free_port
 
 ROOT = Path(__file__).parents[2]
 ATTENTION_ALONE = Recipe.from_dict({"name": "wa", "terms": [{"objective": "wa"}]})
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
 @pytest.fixture
-def two_ranks(tmp_path):
-    """Run a function of the rank in two forked processes."""
+def two_ranks(ranks_of, tmp_path):
+    """Run a function of the rank in two processes."""
 
     def run(work):
-        port = free_port()
-
-        def joined(rank):
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            for state in (PartialState, AcceleratorState, GradientState):
-                state._reset_state()
-            work(rank)
-            dist.barrier()
-
-        children = [Child(lambda rank=rank: joined(rank), tmp_path / f"{rank}.log") for rank in (0, 1)]
-        assert [child.wait(120) for child in children] == [0, 0], "\n".join(child.said() for child in children)
+        statuses = ranks_of(lambda rank: (work(rank), dist.barrier()))
+        assert statuses == [0, 0], "\n".join(log.read_text() for log in tmp_path.glob("rank-?.log"))
 
     return run
 

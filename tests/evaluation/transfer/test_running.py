@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, TrainerState
@@ -437,6 +438,33 @@ def test_accumulated_batches_train_as_one_batch_does(options, tmp_path):
     assert weights[0]["classifier.bias"].abs().max() > 1e-3  # it starts at zero
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_train_as_one_does(options, tmp_path, ranks_of):
+    """With the loss and the gradient of one process, and the same results, which only the first process returns."""
+    settings = {"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    same = replace(options, dropout=0.0, selection="last")
+
+    def work(rank):
+        for _ in range(2):  # the second time, with kept results
+            results = finetune_classification(
+                same, arguments(tmp_path / "two", per_device_train_batch_size=4, **settings)
+            )
+            assert bool(results) == (rank == 0)
+            dist.barrier()
+
+    assert ranks_of(work) == [0, 0], "\n".join(log.read_text() for log in tmp_path.glob("rank-?.log"))
+    finetune_classification(same, arguments(tmp_path / "one", per_device_train_batch_size=8, **settings))
+    one, two = (
+        read_json(tmp_path / name / "en" / "checkpoint-2" / "trainer_state.json")["log_history"]
+        for name in ("one", "two")
+    )
+    assert [entry["step"] for entry in one if "loss" in entry] == [1, 2]
+    for ours, theirs in zip(one, two, strict=True):
+        for key in {"loss", "grad_norm"} & ours.keys():
+            assert theirs[key] == pytest.approx(ours[key], rel=1e-4), key
+    scores = [read_json(tmp_path / name / "results.json")["languages"] for name in ("one", "two")]
+    assert scores[0] == scores[1]
 
 
 def test_table_has_languages_means_and_intervals(options, tmp_path):

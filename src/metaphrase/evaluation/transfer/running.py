@@ -99,12 +99,13 @@ def run_once(
     if not arguments.output_dir:
         raise UsageError("Fine-tuning needs a folder for its results. Pass --output_dir.")
     folder = Path(arguments.output_dir)
-    claim = claimed(folder, model=model_folder(options.model)) if arguments.process_index == 0 else nullcontext()
+    first = arguments.process_index == 0
+    claim = claimed(folder, model=model_folder(options.model)) if first else nullcontext()
     with claim:
         settings = check_settings(folder, task, source, options, arguments, data)
         if (kept := read_part(folder / RESULTS)) is not None:
             logger.info("%s exists already.", folder / RESULTS)
-            return kept
+            return kept if first else {}
         found = run(folder)
         if found is None:
             return {}
@@ -268,7 +269,7 @@ def _measure(
     for step in sorted(set(chosen.values())):
         checkpoint = Path(str(arguments.output_dir)) / f"checkpoint-{step}"
         verify(checkpoint)
-        load_model(model, checkpoint / "model.safetensors", device=str(arguments.device))
+        load_model(model, checkpoint / "model.safetensors")
         for language in (code for code in run.languages if chosen[code] == step):
             score = task.score(model, benchmark.test[language], language)
             scores[language] = {"n": len(benchmark.test[language]), **asdict(score), "checkpoint": step}
@@ -281,11 +282,10 @@ class FineTuner(AtomicCheckpoints):
     ``eval_dataset`` is a data set per language; the score is None without dev data.
     """
 
-    # The models return the mean over a batch. Without this, accumulated gradients would be summed.
-    loss_is_scaled_for_ga = False
-
     def __init__(self, *, score: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        # The models return the mean over a batch, so the gradients of batches and of processes are averaged, not summed.
+        self.model_accepts_loss_kwargs = False
         self.score = score
 
     def train_or_resume(self) -> None:

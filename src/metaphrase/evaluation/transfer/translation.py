@@ -296,7 +296,7 @@ def _train_and_translate(
     averaged = checkpoints(folder)[-options.average_checkpoints :]
     weights = save(average_checkpoints(averaged), metadata={"format": "pt"})
     (folder / "model.safetensors").write_bytes(weights)
-    load_model(trainer.model, folder / "model.safetensors", device=str(arguments.device))
+    load_model(trainer.model, folder / "model.safetensors")
     trained = time.time()
     batch_size = arguments.per_device_eval_batch_size
     translations = translate(trainer.model, test["source"], tokenizer, pieces, options, batch_size=batch_size)
