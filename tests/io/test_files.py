@@ -1,10 +1,14 @@
+import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
+from metaphrase.exceptions import StorageError
 from metaphrase.io.digests import files_sha256
-from metaphrase.io.files import append_csv, replace_text, replacing, write_json
+from metaphrase.io.files import append_csv, as_os_errors, replace_text, replacing, write_json
 
 
 def test_a_file_is_replaced_once_it_is_complete(tmp_path):
@@ -30,6 +34,28 @@ def test_a_failed_write_leaves_the_file(tmp_path, unique):
         fail()
     assert [file.name for file in tmp_path.iterdir()] == ["x.txt"]
     assert path.read_text(encoding="utf-8") == "whole"
+
+
+def test_a_file_system_that_is_read_only_does_not_hide_the_first_error(tmp_path, monkeypatch):
+    def read_only(self, missing_ok=False):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def fail():
+        with replacing(tmp_path / "x.txt"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(StorageError, match=r"Cannot write \S+/x.txt: the disk is full"):
+        fail()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a device of Linux")
+def test_errors_of_tokenizers_about_files_are_os_errors():
+    with pytest.raises(OSError, match="No space left on device"), as_os_errors():
+        Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")).save("/dev/full")
+    with pytest.raises(Exception, match="another") as caught, as_os_errors():
+        raise Exception("another")
+    assert not isinstance(caught.value, OSError)
 
 
 def test_names_that_are_not_utf_8_can_be_written(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.exceptions import CheckpointError, HubError, ModelFileError, UsageError
+from metaphrase.exceptions import CheckpointError, HubError, ModelFileError, StorageError, UsageError
 from metaphrase.publishing import drafts
 from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.drafts import check_destination, drafted
@@ -28,6 +28,19 @@ def test_what_is_not_published_is_removed(tiny_encoder, tmp_path):
         assert not (tmp_path / "out").exists()
     with pytest.raises(RuntimeError, match="in between"), drafted(tiny_encoder, tmp_path / "out"):
         raise RuntimeError("in between")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk(tiny_encoder, tmp_path, monkeypatch):
+    def full(folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(drafts, "write_manifest", full)
+    with (
+        pytest.raises(StorageError, match=r"Cannot write \S+/out: the disk is full. Free some space"),
+        drafted(tiny_encoder, tmp_path / "out") as draft,
+    ):
+        draft.publish()
     assert list(tmp_path.iterdir()) == []
 
 

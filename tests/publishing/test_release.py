@@ -198,13 +198,29 @@ class TestRelease:
         release(tiny_encoder, released, recipe=RECIPE)
         assert verify(released, device="cpu") == 0
 
-    @pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left on device"), OSError(28, "No space")])
+    @pytest.mark.parametrize(
+        "error",
+        [
+            SafetensorError("I/O error: No space left on device"),
+            OSError(28, "No space left on device"),
+            Exception("No space left on device (os error 28)"),  # of tokenizers
+        ],
+    )
     def test_a_full_disk_is_an_error_with_a_remedy(self, tiny_encoder, tmp_path, monkeypatch, error):
         def save(*args, **options):
             raise error
 
         monkeypatch.setattr(SentenceTransformer, "save_pretrained", save)
         with pytest.raises(StorageError, match=r"release cannot be written to \S+/out: .*No space.* Free some space"):
+            release(tiny_encoder, tmp_path / "out", recipe=RECIPE)
+        assert files_of(tmp_path / "out") == []
+
+    def test_a_disk_that_fills_after_the_weights(self, tiny_encoder, tmp_path, monkeypatch):
+        def full(folder):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("metaphrase.publishing.release.write_manifest", full)
+        with pytest.raises(StorageError, match=r"Cannot write \S+/out: the disk is full. Free some space"):
             release(tiny_encoder, tmp_path / "out", recipe=RECIPE)
         assert files_of(tmp_path / "out") == []
 

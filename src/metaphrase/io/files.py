@@ -7,10 +7,12 @@ import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from metaphrase.exceptions import StorageError
 
@@ -36,16 +38,39 @@ def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part" if unique else f".{path.name}.part")
     try:
-        yield partial
-        partial.replace(path)
+        with explain_full_disk(path):
+            yield partial
+            partial.replace(path)
+    finally:
+        with suppress(OSError):  # such as of a read-only file system, which would hide the first error
+            partial.unlink()
+
+
+@contextmanager
+def explain_full_disk(path: str | Path) -> Iterator[None]:
+    """Turn the error of a full disk into a :class:`StorageError` that names what cannot be written."""
+    try:
+        yield
     except OSError as error:
         # NumPy's error has no number: "9216 requested and 8192 written"
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or " requested and " in str(error):
             message = f"Cannot write {path}: the disk is full. Free some space and run the command again."
             raise StorageError(message) from error
         raise
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def as_os_errors() -> Iterator[None]:
+    """Turn errors of safetensors and tokenizers, which cannot write a file, into OSErrors.
+
+    tokenizers raises plain exceptions: "No space left on device (os error 28)".
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SafetensorError) or (type(error) is Exception and "(os error " in str(error)):
+            raise OSError(str(error)) from error
+        raise
 
 
 def read_json(path: str | Path) -> Any:

@@ -20,7 +20,7 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.names import find_folder, is_starter, load_vectors, model_file, name_parts, split_vectors
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.configuration import plain, read_yaml
-from metaphrase.io.files import read_json, write_json
+from metaphrase.io.files import explain_full_disk, read_json, write_json
 from metaphrase.io.locks import LOCK, exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_writable
 from metaphrase.publishing.card import AlignmentModelCardData
@@ -94,12 +94,13 @@ def drafted(
     Raises:
         UsageError: The destination exists.
         CheckpointError: The folder that contains the destination is not writable.
+        StorageError: The disk is full.
         RuntimeError: The written model does not reproduce the embeddings. Its files are kept in a folder that the message
             names, until the next model is written next to it.
     """
     check_destination(output_dir)
     destination = Path(output_dir)
-    with _staging(destination.resolve().parent) as folder:
+    with explain_full_disk(destination), _staging(destination.resolve().parent) as folder:
         card = card or AlignmentModelCardData(recipe=None if source is None else stored_recipe(Path(source)))
         release(model, folder, recipe=card.recipe, card=card, prompts=model.prompts, folded=True)
         settings = folder / "config_sentence_transformers.json"

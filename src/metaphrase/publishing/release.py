@@ -40,7 +40,7 @@ from metaphrase.exceptions import (
     NonFiniteError,
     UsageError,
 )
-from metaphrase.io.files import follow_umask
+from metaphrase.io.files import explain_full_disk, follow_umask
 from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
@@ -118,6 +118,7 @@ def release(
         UsageError: The folder is the model's, or holds files that this library did not write; the recipe is not a mapping;
             or an adapter is to be kept, but the model has none, or one that does not reproduce the release.
         CheckpointError: Another process uses the folder, it is a file, or it is not writable.
+        StorageError: The disk is full.
         RuntimeError: The written folder does not reproduce the model's embeddings. Its files are kept in a folder that the
             message names.
     """
@@ -139,7 +140,7 @@ def release(
         card.limitations = [*card.limitations, LANGUAGE_NOTE.format(language=language)]
     card.recipe = card.recipe or (dict(recipe) if recipe else None)
     released = _release_form(model, card, prompts)
-    with _staging(folder) as staging, torch.autocast(model.device.type, enabled=False):
+    with explain_full_disk(folder), _staging(folder) as staging, torch.autocast(model.device.type, enabled=False):
         if not np.isfinite(released.encode(list(texts), show_progress_bar=False)).all():
             raise NonFiniteError(
                 f"The model's embeddings are NaN or infinite, so it is not released to {folder}. "
