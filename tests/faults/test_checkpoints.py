@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import Tokenizer, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from metaphrase.checkpoints import folders as checkpoints
 from metaphrase.checkpoints.folders import (
@@ -598,6 +599,20 @@ def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fa
     assert child.wait() == 70
     assert "locked/out is not writable" in child.said()
     fault("A8", "output folder that is a file, or not writable", tried=3, survived=3)
+
+
+def test_a_disk_that_fills_while_the_tokenizer_is_written(make_trainer, tmp_path, monkeypatch, fault):
+    def full(self, path, *args, **kwargs):
+        raise Exception("No space left on device (os error 28)")  # as tokenizers does
+
+    trainer = make_trainer(max_steps=1)
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-1 could not be written: No space left on device.* Resume with"
+    ):
+        trainer.train()
+    assert names(tmp_path / "run") == []
+    fault("A2", "disk full while the tokenizer is written", tried=1, survived=1)
 
 
 def test_a_folder_that_vanishes_is_made_again(make_trainer, tmp_path, fault):

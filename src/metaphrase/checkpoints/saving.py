@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from metaphrase.checkpoints.folders import PARTIAL, check_space, last_good, publish, rotate, tidy
-from metaphrase.exceptions import CheckpointError, NonFiniteError
+from metaphrase.exceptions import CheckpointError, NonFiniteError, WorkerError
 from metaphrase.io.counts import format_size
+from metaphrase.io.files import as_os_errors
 from metaphrase.io.locks import exclusive
 
 
@@ -47,6 +47,10 @@ class AtomicCheckpoints(Trainer):
             tidy(output)
             weights, optimiser = self._bytes()
             check_space(output, weights, weights + optimiser)
+
+    def how_to_resume(self) -> str:
+        """How to resume this run, for error messages."""
+        return how_to_resume(self.args.output_dir)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the model, if its weights are finite."""
@@ -116,7 +120,8 @@ class AtomicCheckpoints(Trainer):
         self._wait()
         try:
             self._staging = staging
-            super()._save_checkpoint(model, trial)
+            with as_os_errors():
+                super()._save_checkpoint(model, trial)
             self._wait()
             if str(self.state.best_model_checkpoint or "").startswith(str(staging)):
                 self.state.best_model_checkpoint = str(place)
@@ -125,14 +130,14 @@ class AtomicCheckpoints(Trainer):
                 publish(staging / place.name, place, self._facts())
                 shutil.rmtree(staging, ignore_errors=True)
             self._wait()
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except (OSError, RuntimeError) as error:
             shutil.rmtree(staging, ignore_errors=True)
             if is_of_lost_process(error):
                 raise
             free = format_size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
             raise CheckpointError(
                 f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint needs about "
-                f"{format_size(sum(self._bytes()))}. {last_good(output)} Resume with --resume_from_checkpoint true."
+                f"{format_size(sum(self._bytes()))}. {self.how_to_resume()}"
             ) from error
         finally:
             self._staging = None
@@ -171,6 +176,28 @@ def delayed_worker_errors() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, handler)
     if ended:
         handler(signal.SIGCHLD, ended[-1])
+
+
+@contextmanager
+def explain_lost_processes(advice: Callable[[], str]) -> Iterator[None]:
+    """Turn the error of a collective operation whose other processes have ended into a :class:`WorkerError`.
+
+    ``advice`` returns the end of its message.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_of_lost_process(error):
+            raise
+        raise WorkerError(
+            "Another process of this run ended, or cannot be reached. Its own message states the reason; without one, the "
+            f"usual cause is memory. {advice()}"
+        ) from error
+
+
+def how_to_resume(output: str | Path) -> str:
+    """How to resume a training run, for error messages."""
+    return f"{last_good(output)} Resume with --resume_from_checkpoint true."
 
 
 def is_of_lost_process(error: Exception) -> bool:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from metaphrase.checkpoints.folders import last_good
-from metaphrase.checkpoints.saving import is_of_lost_process
-from metaphrase.exceptions import WorkerError
 
 
 def _is_distributed() -> bool:
@@ -54,17 +48,3 @@ def from_first_process(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
-
-
-@contextmanager
-def explain_lost_processes(output: str | Path) -> Iterator[None]:
-    """Turn the error of a collective operation whose other processes have ended into a :class:`WorkerError` with advice."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_of_lost_process(error):
-            raise
-        raise WorkerError(
-            "Another process of this run ended, or cannot be reached. Its own message states the reason; without one, the "
-            f"usual cause is memory. {last_good(output)} Resume with --resume_from_checkpoint true."
-        ) from error

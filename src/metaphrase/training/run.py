@@ -23,7 +23,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import TrainerCallback, set_seed
 
-from metaphrase.checkpoints.saving import check_finite
+from metaphrase.checkpoints.saving import check_finite, explain_lost_processes, how_to_resume
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
@@ -69,7 +69,7 @@ from metaphrase.training.corpora import (
     restored_caches,
     with_columns,
 )
-from metaphrase.training.distributed import explain_lost_processes, from_first_process
+from metaphrase.training.distributed import from_first_process
 from metaphrase.training.finishing import check_finish, finish, release_guards, training_guards
 from metaphrase.training.loss import AlignmentLoss, build_loss
 from metaphrase.training.planning import TRIAL_PAIRS, faster_precision
@@ -206,7 +206,7 @@ class TrainingRun:
         self._began = time.time()
         self.check()
         self.arguments = self._arguments()  # resets the state of accelerate, which all runs share
-        with explain_lost_processes(self.output), self.claim_output():
+        with explain_lost_processes(lambda: how_to_resume(self.output)), self.claim_output():
             self.load_encoder()
             self.load_test_sets()
             resumes = self.is_main_process and self.arguments.resume_from_checkpoint

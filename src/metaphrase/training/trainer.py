@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.checkpoints.saving import explain_lost_processes
 from metaphrase.corpus.digests import check_stream
 from metaphrase.encoders.loading import origin_of
 from metaphrase.encoders.names import model_folder
@@ -32,7 +33,7 @@ from metaphrase.training.arguments import (
 )
 from metaphrase.training.callbacks import StepCallback
 from metaphrase.training.checkpointing import ResumesRuns
-from metaphrase.training.distributed import average_gradients, broadcast_weights, explain_lost_processes, highest
+from metaphrase.training.distributed import average_gradients, broadcast_weights, highest
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
     StepGuard,
@@ -214,15 +215,14 @@ class AlignmentTrainer(
             CheckpointError: The checkpoint cannot be resumed, or a checkpoint cannot be written.
             CorpusError: A file of a stream from `load_corpus` changed, or the data have no whole batch.
             MemoryBudgetError: Memory ran out, and smaller micro-batches of this step cannot help.
-            NonFiniteError: Too many consecutive steps, or all steps, had a NaN or infinite loss or gradient, or a weight is
-                NaN or infinite.
+            NonFiniteError: A weight, or the loss or gradient of all or of too many consecutive steps, is NaN or infinite.
             WorkerError: A data loader worker died or is hung, or another process of the run ended.
             UsageError: No parameter is trained, or an optimiser lacks the heads.
             SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
         """
         check_trainable(self.alignment_loss.model, self.head_parameters(), processes=self.args.world_size)
         trial = kwargs.get("trial", args[0] if args else None)
-        with explain_lost_processes(self.args.output_dir), self.hold_output_folder():
+        with explain_lost_processes(self.how_to_resume), self.hold_output_folder():
             if self.model_init is not None:
                 self.begin_trial(trial)
             checkpoint = self.verify_checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None

@@ -331,6 +331,39 @@ def test_non_finite_weights_are_neither_written_nor_measured(options, tmp_path, 
     fault("B1", "NaN or infinite gradients in fine-tuning", tried=1, survived=1)
 
 
+def test_a_full_disk_says_how_a_program_is_resumed(options, tmp_path, monkeypatch, fault):
+    save = FineTuner.save_model
+
+    def full(self, *args, **kwargs):
+        if self.state.global_step == 4:
+            raise OSError(28, "No space left on device")
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuner, "save_model", full)
+    advice = r"last valid checkpoint is \S+/en/checkpoint-2\. Run the same command again to resume\.$"
+    with pytest.raises(CheckpointError, match=rf"checkpoint-4 could not be written: .*No space left.* The {advice}"):
+        finetune_classification(options, arguments(tmp_path))
+    fault("A2", "no space for a checkpoint of fine-tuning", tried=1, survived=1)
+
+
+def test_a_process_that_dies_ends_all(options, tmp_path, monkeypatch, ranks_of, fault):
+    def died(self, *args, **kwargs):
+        if self.args.process_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return training_step(self, *args, **kwargs)
+
+    training_step = FineTuner.training_step
+    monkeypatch.setattr(FineTuner, "training_step", died)
+    assert ranks_of(lambda rank: finetune_classification(options, arguments(tmp_path / "out"))) == [
+        70,
+        -signal.SIGKILL,
+    ]
+    last = (tmp_path / "rank-0.log").read_text().splitlines()[-1]
+    assert "WorkerError: Another process of this run ended, or cannot be reached." in last
+    assert last.endswith("memory. Run the same command again to resume.")
+    fault("F1", "one of two processes that fine-tune is killed", tried=1, survived=1)
+
+
 def test_a_folder_of_fine_tuning_in_use_is_refused(options, tmp_path, fault):
     child = holder(tmp_path / "out", tmp_path / "log")
     try:

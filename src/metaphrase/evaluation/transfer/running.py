@@ -44,7 +44,7 @@ from metaphrase.checkpoints.folders import (
     tidy,
     verify,
 )
-from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
+from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite, explain_lost_processes
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.encoders.names import model_folder
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData
@@ -63,6 +63,9 @@ logger = logging.getLogger(__name__)
 
 RESULTS, SETTINGS = "results.json", "settings.json"
 OPTIMIZER = "optimizer.pt"
+
+#: How to resume a program, for error messages.
+RUN_AGAIN = "Run the same command again to resume."
 
 
 def fine_tune(task: Task, *, files: Sequence[Path] | None = None) -> dict[str, Any]:
@@ -101,7 +104,7 @@ def run_once(
     folder = Path(arguments.output_dir)
     first = arguments.process_index == 0
     claim = claimed(folder, model=model_folder(options.model)) if first else nullcontext()
-    with claim:
+    with claim, explain_lost_processes(lambda: RUN_AGAIN):
         settings = check_settings(folder, task, source, options, arguments, data)
         if (kept := read_part(folder / RESULTS)) is not None:
             logger.info("%s exists already.", folder / RESULTS)
@@ -287,6 +290,10 @@ class FineTuner(AtomicCheckpoints):
         # The models return the mean over a batch, so the gradients of batches and of processes are averaged, not summed.
         self.model_accepts_loss_kwargs = False
         self.score = score
+
+    def how_to_resume(self) -> str:
+        """How to resume this run, for error messages."""
+        return f"{last_good(self.args.output_dir)} {RUN_AGAIN}"
 
     def train_or_resume(self) -> None:
         """Train, from the last checkpoint in the output folder if there is one."""
