@@ -427,10 +427,13 @@ def test_each_language_is_measured_with_the_checkpoint_it_chose(options, tmp_pat
         assert results["languages"][code]["items"] == right
 
 
-def test_checkpoints_are_deleted_on_request(options, tmp_path):
+def test_checkpoints_are_deleted_on_request(options, tmp_path, caplog):
     finetune_classification(replace(options, keep_checkpoints=False, selection="last"), arguments(tmp_path))
     assert not list(tmp_path.rglob("*.safetensors"))
     assert read_json(tmp_path / "results.json")["languages"]["sw"]["checkpoint"] == 6
+    assert "has no checkpoints" not in caplog.text
+    finetune_classification(replace(options, selection="last"), arguments(tmp_path))
+    assert f"{tmp_path} has no checkpoints: an earlier run with --keep_checkpoints false deleted them." in caplog.text
 
 
 def test_death_while_checkpoints_are_deleted_repeats_no_training(options, tmp_path, monkeypatch):
@@ -513,15 +516,21 @@ def test_other_data_are_not_taken_for_measured(options, nli, tmp_path):
     copy = shutil.copytree(nli, tmp_path / "xnli")
     options = replace(options, halves=f"{copy}@dev", selection="last")
     finetune_classification(options, arguments(tmp_path / "out", max_steps=1))
+    with pytest.raises(ValueError, match="was started with limit_test None, not 20"):
+        finetune_classification(replace(options, limit_test=20), arguments(tmp_path / "out", max_steps=1))
     path = copy / "dev-en.tsv.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"dog", b"cat")))
-    with pytest.raises(ValueError, match="was started with data_sha256"):
+    with pytest.raises(ValueError, match=r"The data have changed since \S+/out was started"):
         finetune_classification(options, arguments(tmp_path / "out", max_steps=1))
 
 
 @pytest.mark.parametrize(
     ("option", "advice"),
-    [({"load_best_model_at_end": True}, "with --selection"), ({"resume_from_checkpoint": "x"}, "resumes by itself")],
+    [
+        ({"load_best_model_at_end": True}, "with --selection"),
+        ({"resume_from_checkpoint": "x"}, "resumes by itself"),
+        ({"eval_strategy": "no", "save_strategy": "no"}, "--save_strategy must be epoch or steps"),
+    ],
 )
 def test_options_of_the_trainer_that_do_not_apply_are_refused(tmp_path, option, advice):
     with pytest.raises(UsageError, match=advice):
@@ -554,6 +563,12 @@ def test_settings_of_a_folder_without_results_may_change(options, tmp_path):
     (tmp_path / "run" / "checkpoint-3").mkdir(parents=True)
     with pytest.raises(UsageError, match="was started with max_length 7, not 9"):
         check_settings(tmp_path, "xnli", source, replace(options, max_length=9), given, {})
+
+
+def test_a_slash_after_the_model_does_not_matter(options, tmp_path):
+    source, given = EncoderSource("tiny", tmp_path), arguments(tmp_path / "out")
+    settings = check_settings(tmp_path, "xnli", source, options, given, {})
+    assert check_settings(tmp_path, "xnli", source, replace(options, model=f"{options.model}/"), given, {}) == settings
 
 
 def test_a_digest_covers_shards_and_tokenizer(tmp_path):

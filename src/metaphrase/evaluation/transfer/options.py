@@ -82,6 +82,10 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
             raise UsageError("--load_best_model_at_end does not apply here. Choose the checkpoint with --selection.")
         if given.resume_from_checkpoint:
             raise UsageError("--resume_from_checkpoint does not apply here. The same command resumes by itself.")
+        if given.save_strategy not in ("epoch", "steps"):
+            raise UsageError(
+                "--save_strategy must be epoch or steps, because checkpoints are measured after training."
+            )
         select_device(self)
         given.bf16 = usable_bfloat16(wanted=given.bf16, on_cpu=given.use_cpu)
         if given.disable_tqdm is None:

@@ -81,6 +81,13 @@ def fine_tune(task: Task, *, files: Sequence[Path] | None = None) -> dict[str, A
     benchmark = load_benchmark(task.options, task.form, seed=task.arguments.seed, files=files)
     run = partial(_run_all, task, benchmark)
     results = run_once(task.name, task.source, task.options, task.arguments, benchmark.facts(), run)
+    folder = Path(str(task.arguments.output_dir))
+    if results and task.options.keep_checkpoints and not any(folder.glob("*/checkpoint-*")):
+        logger.warning(
+            "%s has no checkpoints: an earlier run with --keep_checkpoints false deleted them. To keep them, choose another "
+            "--output_dir.",
+            folder,
+        )
     for language, ids in benchmark.item_ids().items() if results else ():  # only the first process has results
         results["languages"][language]["item_ids"] = ids
     return results
@@ -152,7 +159,7 @@ def check_settings(
     trained["lr_scheduler_kwargs"] = json.dumps(arguments.lr_scheduler_kwargs, sort_keys=True)
     settings = {
         "task": task,
-        "model": options.model,
+        "model": options.model.rstrip("/"),
         "model_sha256": source.sha256,
         "seed": arguments.seed,
         "settings": {
@@ -174,11 +181,13 @@ def check_settings(
                 write_part(path, settings)
             return settings
         for key, value in now.items():
-            if not isinstance(value, dict) and before.get(key, value) != value:
+            if key != "data_sha256" and not isinstance(value, dict) and before.get(key, value) != value:
                 raise UsageError(
                     f"{folder} was started with {key} {before[key]}, not {value}. Resume with the same settings, or "
                     "choose another --output_dir."
                 )
+        if then["data_sha256"] != settings["data_sha256"]:
+            raise UsageError(f"The data have changed since {folder} was started. Choose another --output_dir.")
     elif arguments.process_index == 0:
         write_part(path, settings)
     return settings
