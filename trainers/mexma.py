@@ -76,5 +76,6 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit(__doc__)
+        print(__doc__)
+        sys.exit(not {"-h", "--help"} & set(sys.argv))
     main(*sys.argv[1:4], *map(int, sys.argv[4:]))

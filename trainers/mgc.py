@@ -25,11 +25,13 @@ from metaphrase import (
 from metaphrase.aligners.linking import add_alignment
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.io.outputs import claim_folder
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
     """Align words, train an encoder and release it to ``output_dir``."""
     torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers, which peaked softmaxes produce
+    claim_folder(output_dir)  # the phrases are written before the trainer does this
 
     # 1. An encoder with frozen word embeddings.
     encoder = load_encoder(model, default_pooling="mean")
@@ -89,5 +91,6 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit(__doc__)
+        print(__doc__)
+        sys.exit(not {"-h", "--help"} & set(sys.argv))
     main(*sys.argv[1:4], *map(int, sys.argv[4:]))
