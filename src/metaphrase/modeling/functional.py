@@ -8,8 +8,9 @@ queue. Masks are boolean and true at the values to keep.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -257,8 +258,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         normaliser_n = hidden_nh.new_full((len(hidden_nh),), -torch.inf, dtype=_wide(hidden_nh))
         label_logit_k = normaliser_n.new_full((len(labels_k),), torch.nan)
         at_k = torch.arange(len(labels_k), device=labels_k.device) if rows_k is None else rows_k
-        for block, logits_nv in _blocks_of_logits(hidden_nh, weight_vh, bias_v):
-            inside_k = _inside(labels_k, block)
+        for block, logits_nv, inside_k in _blocks_of_logits(hidden_nh, weight_vh, bias_v, labels_k):
             label_logit_k[inside_k] = logits_nv[at_k[inside_k], labels_k[inside_k] - block.start]
             highest_n = logits_nv.amax(dim=1)
             highest_n.masked_fill_(highest_n.isinf(), 0)
@@ -287,9 +287,8 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         share_k = weights_k / mass_n[rows_k].clamp(min=torch.finfo(mass_n.dtype).tiny)
         scale_n1 = (unit * mass_n)[:, None]
         scaled_nh = (hidden_nh * scale_n1).to(hidden_nh.dtype)  # row scaling commutes with the products
-        for block, probability_nv in _blocks_of_logits(hidden_nh, weight_vh, bias_v):
+        for block, probability_nv, inside_k in _blocks_of_logits(hidden_nh, weight_vh, bias_v, labels_k):
             probability_nv.sub_(normaliser_n[:, None]).exp_()
-            inside_k = _inside(labels_k, block)
             places = (rows_k[inside_k], labels_k[inside_k] - block.start)
             probability_nv.index_put_(places, -share_k[inside_k], accumulate=True)
             if bias_grad is not None:
@@ -313,12 +312,16 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor, *, keep: bool = True
         into.copy_(left @ right)
 
 
-def _blocks_of_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Iterate over the blocks of the vocabulary and their logits, which reuse the same memory."""
+def _blocks_of_logits(
+    hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, labels_k: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Iterate over the blocks of the vocabulary, their logits, which reuse the same memory, and the places of their
+    labels in ``labels_k``.
+    """
     blocks = _blocks(len(weight_vh), len(hidden_nh))
     memory = hidden_nh.new_empty(len(hidden_nh) * (blocks[0].stop if blocks else 0))
-    for block in blocks:
-        yield block, _block_logits(hidden_nh, weight_vh, bias_v, block, memory)
+    for block, inside_k in zip(blocks, _labels_of_blocks(labels_k, blocks), strict=True):
+        yield block, _block_logits(hidden_nh, weight_vh, bias_v, block, memory), inside_k
 
 
 def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, block: slice, memory: Tensor) -> Tensor:
@@ -336,8 +339,15 @@ def _blocks(vocabulary: int, positions: int) -> list[slice]:
     return [slice(at, min(at + size, vocabulary)) for at in range(0, vocabulary, size)]
 
 
-def _inside(labels_k: Tensor, block: slice) -> Tensor:
-    return ((labels_k >= block.start) & (labels_k < block.stop)).nonzero().squeeze(1)
+def _labels_of_blocks(labels_k: Tensor, blocks: Sequence[slice]) -> list[Tensor]:
+    """The places in ``labels_k`` of the labels in each block. This waits for a GPU once, not once per block.
+
+    >>> [places_k.tolist() for places_k in _labels_of_blocks(torch.tensor([5, 0, 3, 9]), [slice(0, 4), slice(4, 8)])]
+    [[1, 2], [0]]
+    """
+    sorted_k, order_k = labels_k.sort(stable=True)
+    edges = labels_k.new_tensor([0, *(block.stop for block in blocks)])
+    return [order_k[start:stop] for start, stop in pairwise(torch.searchsorted(sorted_k, edges).tolist())]
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
