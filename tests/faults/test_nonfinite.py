@@ -1,6 +1,7 @@
 import itertools
 import json
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -206,6 +207,16 @@ def test_overflows_in_a_row_are_counted_across_a_resume(make_trainer, monkeypatc
     scaled(resumed, range(1, 21))
     with pytest.raises(NonFiniteError, match="gradients of step 6 are NaN or infinite in float16"):
         resumed.train(resume_from_checkpoint=True)
+
+
+def test_a_run_in_float16_resumes_in_another_precision(make_trainer):
+    trainer = make_trainer(max_steps=4, save_steps=2)
+    scaled(trainer, {3, 4})
+    trainer.train()
+    assert (Path(trainer.args.output_dir) / "checkpoint-2" / "scaler.pt").is_file()
+    resumed = make_trainer(max_steps=6, save_steps=2)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 6
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
