@@ -537,6 +537,13 @@ def test_options_of_the_trainer_that_do_not_apply_are_refused(tmp_path, option, 
         FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, **option)
 
 
+def test_one_gpu_is_used_if_several_are_visible(tmp_path, monkeypatch):
+    """With several, the batch size would be multiplied by their number, which no setting states."""
+    monkeypatch.setattr(FineTuningArguments, "_n_gpu", 2, raising=False)
+    monkeypatch.setattr(FineTuningArguments, "_setup_devices", torch.device("cpu"))
+    assert FineTuningArguments(output_dir=str(tmp_path), per_device_train_batch_size=4).train_batch_size == 4
+
+
 def test_items_without_an_english_one_stay_training_data():
     sets = {
         language: Dataset.from_dict(

@@ -96,3 +96,5 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
         if self.eval_steps is not None:
             self.save_steps = self.eval_steps
         super().__post_init__()
+        if self.n_gpu > 1:  # the parent class would multiply the batch size by the number of GPUs
+            self._n_gpu = 1
