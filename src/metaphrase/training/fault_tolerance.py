@@ -23,6 +23,9 @@ from metaphrase.training.loss import AlignmentLoss
 
 logger = logging.getLogger(__name__)
 
+#: Texts of the errors that CPUs, MPS and cuBLAS raise instead of `torch.OutOfMemoryError`.
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+
 #: Consecutive steps that float16's gradient scaler may skip while it searches for its scale, which it halves each time.
 SCALE_SEARCH = 20
 
@@ -288,7 +291,7 @@ def _smaller_micro_batch(
     accumulating: bool,
 ) -> int:
     """Half of the current micro-batch size; raises if a smaller one cannot help."""
-    if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+    if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in OUT_OF_MEMORY):
         raise error
     views = [view for view in inputs.values() if isinstance(view, dict) and "input_ids" in view]
     rows = sum(len(view["input_ids"]) for view in views)
