@@ -238,9 +238,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_process()
     name, module = options.package.name, options.package.name.replace("-", "_")
     target = options.package / module
-    target.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".build-", dir=options.package) as place:
+    options.package.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".build-", dir=options.package.parent) as place:
         write_files(options, Path(place), name)
+        target.mkdir(parents=True, exist_ok=True)
         for path in Path(place).iterdir():
             path.replace(target / path.name)
     base = ModelCard.load(target / CARD).data.base_model
