@@ -23,12 +23,14 @@ from transformers.models.bert.modeling_bert import BertPooler
 
 from metaphrase.encoders.adapters import add_lora
 from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
+from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_evaluation_batches
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.fault_tolerance import repeat_within_memory
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
+from metaphrase.training.run import TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import mostly_slow, small
 from tests.processes import run_python
@@ -640,6 +642,16 @@ def test_divided_weights_are_refused(tmp_path, monkeypatch, kind):
         check_arguments(args, {})
 
 
+def test_several_gpus_of_a_process_are_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(AlignmentTrainingArguments, "n_gpu", 2)
+    monkeypatch.delattr("metaphrase.training.run.load_encoder")
+    message = "2 GPUs are visible to one process"
+    with pytest.raises(UsageError, match=message):
+        TrainingRun(RunConfig(corpus=["sw-en.tsv"], output_dir=str(tmp_path / "run"))).execute()
+    with pytest.raises(UsageError, match=message):
+        Adaptation(AdaptationConfig(["sw-en.tsv"], ["sw"], output_dir=str(tmp_path / "sw")))
+
+
 def test_a_loss_of_another_encoder_is_refused(tiny_encoder):
     """It would be trained in place of the model, which would not change."""
     loss = AlignmentLoss(copy.deepcopy(tiny_encoder), Recipe.load("tr"))
@@ -1122,7 +1134,7 @@ def test_a_repeated_micro_batch_counts_once_in_the_log(make_trainer):
     def fail_once(*args, **kwargs):
         calls.append(1)
         if len(calls) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+            raise RuntimeError("MPS backend out of memory (not really)")
         backward(*args, **kwargs)
 
     trainer.accelerator.backward = fail_once

@@ -161,8 +161,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         self.per_device_train_batch_size = size
 
 
-def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
-    """Refuse arguments that do not support these objectives."""
+def check_devices(args: AlignmentTrainingArguments) -> None:
+    """Refuse several GPUs for one process, and weights that are divided among processes."""
     if args.n_gpu > 1:
         raise UsageError(
             f"{args.n_gpu} GPUs are visible to one process. Start one process per GPU with torchrun, or select one with "
@@ -173,6 +173,11 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
             "FSDP and DeepSpeed divide the weights among processes, but the objectives and the clipping of their gradients "
             "require all weights in every process. Omit these options: torchrun starts one process per GPU."
         )
+
+
+def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
+    """Refuse arguments that do not support these objectives."""
+    check_devices(args)
     if args.prompts:
         raise UsageError("Alignment trains without prompts. Remove `prompts` from the training arguments.")
     for name, usual in WITHOUT_EFFECT.items():

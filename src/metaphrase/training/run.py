@@ -47,7 +47,12 @@ from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE, release, release_languages
 from metaphrase.publishing.report import remove_report, write_report
-from metaphrase.training.arguments import AlignmentTrainingArguments, check_best_metric, check_trackers
+from metaphrase.training.arguments import (
+    AlignmentTrainingArguments,
+    check_best_metric,
+    check_devices,
+    check_trackers,
+)
 from metaphrase.training.baseline import (
     Baseline,
     EvaluationSets,
@@ -228,6 +233,7 @@ class TrainingRun:
 
     def check(self) -> None:
         """Refuse a configuration that cannot succeed, before anything is loaded."""
+        check_devices(self.arguments)
         check_config(self.config, dev=self._dev_names, tests=self.config.test or self.inputs.tests or ())
         check_files([self.output / RECIPE], [self.config.recipe])
         check_trackers(self.arguments.report_to or ())
