@@ -1,11 +1,10 @@
 import json
-from dataclasses import replace
 
 import pytest
 
 from metaphrase.cli.options import parse
 from metaphrase.evaluation.retention import collapse_in_words, verdict_in_words
-from metaphrase.exceptions import CorpusError, RecipeError, UsageError
+from metaphrase.exceptions import RecipeError, UsageError
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig, recipe_content
 from metaphrase.training.planning import Plan
 from metaphrase.training.recipe import Recipe, Term
@@ -40,17 +39,6 @@ def test_directions_are_not_chosen_without_a_guard(tmp_path):
     config = AdaptationConfig(["my.tsv"], ["sw"], debias="auto", output_dir=str(tmp_path / "out"))
     with pytest.raises(UsageError, match=r"--debias auto needs data .* Pass folders with --guard, or a number"):
         Adaptation(config)
-
-
-def test_force_does_not_train_on_identical_sides(tmp_path):
-    corpus = tmp_path / "eu-en.tsv"
-    sentences = [f"The {at}th sentence of this text is in English." for at in range(200)]
-    corpus.write_text("".join(f"{sentence}\t{sentence}\n" for sentence in sentences))
-    config = AdaptationConfig([str(corpus)], ["eu"], output_dir=str(tmp_path / "out"))
-    with pytest.raises(CorpusError, match=r"looks like English.* Both sides are the same text .* or pass --force\.$"):
-        Adaptation(config).plan()
-    with pytest.raises(CorpusError, match=r"^Both sides are the same text in 200 of 200 pairs.* Fix the corpus\.$"):
-        Adaptation(replace(config, force=True)).plan()
 
 
 @pytest.mark.parametrize(

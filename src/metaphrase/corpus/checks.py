@@ -45,8 +45,6 @@ SURE, ABSENT = 0.4, 0.2
 MIN_LINES = 20
 #: Share of lines in another language, with high probability, that is a warning.
 OTHER_LINES = 0.1
-#: Code of the check of identical sides.
-IDENTICAL = "identical-sides"
 #: Share of pairs with identical sides, or with one and the same text on a side, that is an error, or a warning.
 IDENTICAL_ERROR, IDENTICAL_WARNING = 0.5, 0.1
 #: Share of duplicate pairs that is a warning.
@@ -305,7 +303,7 @@ def _identical(pairs: ParallelSet) -> Finding | None:
     elif len(same) > IDENTICAL_WARNING * n:
         severity = "warning"
     message = f"Both sides are the same text in {len(same):,} of {n:,} pairs ({len(same) / n:.1%}). {advice}"
-    return Finding(severity, IDENTICAL, message, pairs.language, len(same), n, _examples(same))
+    return Finding(severity, "identical-sides", message, pairs.language, len(same), n, _examples(same))
 
 
 def _duplicates(pairs: ParallelSet) -> Finding | None:

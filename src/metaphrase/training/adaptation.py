@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias
 from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
-from metaphrase.corpus.checks import IDENTICAL, LEAKAGE, Finding, check_corpus, errors, read_corpus
+from metaphrase.corpus.checks import LEAKAGE, Finding, check_corpus, errors, read_corpus
 from metaphrase.corpus.codes import bare_language, split_languages, standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.identification import language_name
@@ -42,7 +42,6 @@ from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
-from metaphrase.training.arguments import AlignmentTrainingArguments, check_devices
 from metaphrase.training.checks import check_directions
 from metaphrase.training.configuration import STRUCTURE_LIMIT, RunConfig, flags_of
 from metaphrase.training.corpora import with_links
@@ -118,7 +117,7 @@ class AdaptationConfig:
         "Other languages to measure before and after training: codes, or 'all' for the 94 languages of the packaged "
         "Universal Declaration of Human Rights (default: a sample of 20).",
     )
-    force: bool = option(False, "Train even if the checks find errors, except identical sides.")
+    force: bool = option(False, "Train even if the checks find errors.")
     plan_only: bool = option(False, "Check the corpus, print the plan with its estimated duration, and stop.")
     seed: Seed = option(42, "Seed of the split and of training.")
 
@@ -208,7 +207,6 @@ class Adaptation:
         self.run: TrainingRun | None = None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError("An adaptation runs in one process. For several, use `metaphrase train`.")
-        check_devices(AlignmentTrainingArguments(str(self.output)))
         check_guard_folders(config.guard)
         check_directions(config.debias, config.guard, config.corpus)  # the dev pairs are part of the corpus
         check_folder(self.output, model=model_folder(config.model))
@@ -272,12 +270,10 @@ class Adaptation:
         """The pairs for training and measuring, and the pairs of other languages."""
         if not self.sets:
             self.check()
-        wrong = errors(self.findings)
-        if self.config.force:
-            wrong = [finding for finding in wrong if finding.code == IDENTICAL]  # training refuses such a corpus, too
-        if wrong:
-            advice = "Fix the corpus." if self.config.force else "Fix the corpus, or pass --force."
-            raise CorpusError(f"{' '.join(finding.message for finding in wrong)} Nothing was trained. {advice}")
+        if (wrong := errors(self.findings)) and not self.config.force:
+            raise CorpusError(
+                f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Fix the corpus, or pass --force."
+            )
         splits = split_all(self.sets, seed=self.config.seed)
         replayed = replay(
             other_languages(self.config, self.sets),
