@@ -86,7 +86,9 @@ def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_st
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
+    if {"-h", "--help"} & set(sys.argv):
         print(__doc__)
-        sys.exit(not {"-h", "--help"} & set(sys.argv))
+        sys.exit()
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
     main(*sys.argv[1:5], *map(int, sys.argv[5:]))

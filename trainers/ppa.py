@@ -83,7 +83,9 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
+    if {"-h", "--help"} & set(sys.argv):
         print(__doc__)
-        sys.exit(not {"-h", "--help"} & set(sys.argv))
+        sys.exit()
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     main(*sys.argv[1:4], *map(int, sys.argv[4:]))
