@@ -367,6 +367,17 @@ def test_a_package_may_be_nested(installed, value, is_found):
             load_encoder(NAME)
 
 
+def test_a_name_in_two_packages_is_refused(installed):
+    info = installed.parent / "other_aligned-0.2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-aligned\nVersion: 0.2.0\n")
+    (info / "entry_points.txt").write_text(f"[metaphrase.models]\n{NAME} = other_aligned\n")
+    message = f"Several installed packages contain a model {NAME}: other-aligned and {NAME}. Uninstall all but one."
+    for name in (NAME, f"{NAME}@0.2.0"):
+        with pytest.raises(ModelError, match=message):
+            load_encoder(name)
+
+
 def test_the_base_may_be_missing(installed, monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.syspath_prepend(installed.parent)

@@ -57,8 +57,15 @@ def installed_model(name: str) -> InstalledModel | None:
     """
     place = Path(name)
     name, _, version = name.partition("@")
-    if holds_model(place) or (entry := installed_models().get(name)) is None:  # the search of all packages is slow
+    if holds_model(place):  # before the search of all packages, which is slow
         return None
+    entries = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == name]
+    if not entries:
+        return None
+    if len(entries) > 1:
+        packages = " and ".join(sorted(entry.dist.name for entry in entries if entry.dist is not None))
+        raise ModelError(f"Several installed packages contain a model {name}: {packages}. Uninstall all but one.")
+    entry = entries[0]
     found = entry.dist.version if entry.dist is not None else "0"
     if version not in ("", found):
         raise ModelError(
