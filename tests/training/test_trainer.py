@@ -649,7 +649,7 @@ def test_several_gpus_of_a_process_are_refused_before_anything_is_loaded(tmp_pat
     with pytest.raises(UsageError, match=message):
         TrainingRun(RunConfig(corpus=["sw-en.tsv"], output_dir=str(tmp_path / "run"))).execute()
     with pytest.raises(UsageError, match=message):
-        Adaptation(AdaptationConfig(["sw-en.tsv"], ["sw"], output_dir=str(tmp_path / "sw")))
+        Adaptation(AdaptationConfig(["sw-en.tsv"], ["sw"], output_dir=str(tmp_path / "sw"))).execute()
 
 
 def test_a_loss_of_another_encoder_is_refused(tiny_encoder):

@@ -81,9 +81,8 @@ class AtomicCheckpoints(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        if (
-            self.accelerator.scaler is None
-        ):  # the checkpoint may be of a run in float16, which continues in another precision
+        # The checkpoint may be that of a run in float16, which continues in another precision.
+        if self.accelerator.scaler is None:
             return
         with errors_of(checkpoint, "gradient scaler"):
             super()._load_scaler(checkpoint)

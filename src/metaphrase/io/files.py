@@ -52,8 +52,9 @@ def explain_full_disk(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # NumPy's error has no number: "9216 requested and 8192 written"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or " requested and " in str(error):
+        # Some errors have no number: that of NumPy ("9216 requested and 8192 written"), and those of `as_os_errors`.
+        texts = (" requested and ", "No space left on device")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts):
             message = f"Cannot write {path}: the disk is full. Free some space and run the command again."
             raise StorageError(message) from error
         raise

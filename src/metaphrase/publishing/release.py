@@ -40,7 +40,7 @@ from metaphrase.exceptions import (
     NonFiniteError,
     UsageError,
 )
-from metaphrase.io.files import explain_full_disk, follow_umask
+from metaphrase.io.files import as_os_errors, explain_full_disk, follow_umask
 from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
@@ -151,7 +151,8 @@ def release(
         if is_pooler_optional(type(model.transformers_model)) and (staging / CONFIG_FILE).is_file():
             disable_pooler(staging)
         if keep_adapter:
-            save_adapter(model, staging / ADAPTER)
+            with as_os_errors():
+                save_adapter(model, staging / ADAPTER)
         card.weights = weights_digests(staging)
         name = json.dumps(str(folder), ensure_ascii=False)[1:-1]
         text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, name)

@@ -42,6 +42,7 @@ from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
+from metaphrase.training.arguments import AlignmentTrainingArguments, check_devices
 from metaphrase.training.checks import check_directions
 from metaphrase.training.configuration import STRUCTURE_LIMIT, RunConfig, flags_of
 from metaphrase.training.corpora import with_links
@@ -252,6 +253,7 @@ class Adaptation:
             CorpusError: The checks found errors, or there are too few pairs.
             CheckpointError: Another process uses the output folder, or it holds checkpoints of another run.
         """
+        check_devices(AlignmentTrainingArguments(str(self.output)))
         splits, replayed = self._split()
         with claimed(self.output):
             return self._train(splits, replayed)

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 #: Facts that the position in a stream depends on, which is counted in batches.
-COUNTED_IN = ("per_device_train_batch_size", "processes")
+COUNTED_IN = ("per_device_train_batch_size", "processes", "dataloader_num_workers")
 
 
 class RunFacts:
@@ -183,18 +183,21 @@ def _verified_checkpoint(
             raise ValueError
     if changed := differences(manifest["run"], now := facts()):
         message = f"{folder} belongs to another run, which differs in: {', '.join(changed)}."
+        counts_differ = any((manifest["run"].get(name) or 1) != (now.get(name) or 1) for name in COUNTED_IN)
+        loses_position = counts_differ and "pairs" not in now  # in a stream
         if not args.allow_changes:
             base, commit = (manifest["run"].get(name) for name in ("base_model", "base_model_revision"))
             is_other = commit is not None and base == now["base_model"] and commit != now["base_model_revision"]
             original = f"encoder with --model {base}@{commit}" if is_other else "settings"
+            options = "--allow_changes and --ignore_data_skip" if loses_position else "--allow_changes"
             raise CheckpointError(
-                f"{message} Restore the original {original}, or pass --allow_changes to `metaphrase train`."
+                f"{message} Restore the original {original}, or pass {options} to `metaphrase train`."
             )
-        skips_batches = "pairs" not in now and not args.ignore_data_skip  # of a stream
-        if skips_batches and any(manifest["run"].get(name) != now[name] for name in COUNTED_IN):
+        if loses_position and not args.ignore_data_skip:
             raise CheckpointError(
-                f"{message} The position in a stream is a number of batches, so --allow_changes does not apply to their size "
-                "and the number of processes. Restore these, or pass --ignore_data_skip to read the stream from its start."
+                f"{message} The position in a stream is a number of batches, so it is lost if their size, or the number of "
+                "processes or data loader workers, changes. Restore these, or also pass --ignore_data_skip, which reads the "
+                "stream from its start."
             )
         logger.warning("%s", message)
     before = manifest["versions"] | manifest["hardware"]

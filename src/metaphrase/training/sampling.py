@@ -23,9 +23,11 @@ _COLUMNS: dict[str, tuple[str, ...]] = {"language": ("source_lang", "target_lang
 
 
 def check_data(dataset: Any, name: str) -> None:
-    """Refuse data that are not data sets of the library `datasets`, or have no rows."""
+    """Refuse data that are not data sets of the library `datasets`, have no rows, or are not for training."""
     if isinstance(dataset, Mapping) and not dataset:
         raise UsageError(f"`{name}` is a dictionary without data sets. Omit it, or add one.")
+    if name == "train_dataset":
+        _check_splits(dataset)
     for part in parts_of(dataset):
         if not isinstance(part, Dataset | IterableDataset):
             raise UsageError(
@@ -44,7 +46,7 @@ def check_data(dataset: Any, name: str) -> None:
             )
 
 
-def check_splits(dataset: Any) -> None:
+def _check_splits(dataset: Any) -> None:
     """Refuse to train on data sets that are named after a split for validation or tests."""
     for name in dataset if isinstance(dataset, Mapping) else ():
         if name in SPLITS and name != "train":
@@ -90,7 +92,7 @@ def parts_of(dataset: Any) -> list[Any]:
 
 
 class ChoosesBatches(SentenceTransformerTrainer):
-    """The part of the trainer that chooses the sampler of the batches, and checks that evaluation data have some."""
+    """The part of the trainer that chooses the sampler of the batches, and evaluates data that have some."""
 
     args: Any
     alignment_loss: Any
@@ -117,9 +119,8 @@ class ChoosesBatches(SentenceTransformerTrainer):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate, and fail if the data, such as a stream, have no batch; the loss would be missing."""
-        self.accum_loss_components[
-            "eval"
-        ] = {}  # the parent class keeps the terms of `predict` for the next evaluation
+        # The parent class would add the terms of `predict` to those of the next evaluation.
+        self.accum_loss_components["eval"] = {}
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         only_evaluators = isinstance(dataloader.dataset, list)  # the parent class passes an empty list
         if not only_evaluators and not any(name.endswith("_loss") for name in output.metrics):

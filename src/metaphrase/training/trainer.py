@@ -45,7 +45,7 @@ from metaphrase.training.fault_tolerance import (
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
-from metaphrase.training.sampling import ChoosesBatches, check_batches, check_data, check_rows, check_splits
+from metaphrase.training.sampling import ChoosesBatches, check_batches, check_data, check_rows
 from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 from metaphrase.training.weight_decay import decay_toward_start
 
@@ -85,7 +85,7 @@ class AlignmentTrainer(
         CheckpointError: The output folder is a file, or is not writable.
     """
 
-    loss_is_scaled_for_ga = False
+    loss_is_scaled_for_ga = False  # the loss of a micro-batch is divided by gradient_accumulation_steps
     training_args_class = AlignmentTrainingArguments
     model_card_data_class = AlignmentModelCardData
     model: Any
@@ -105,7 +105,6 @@ class AlignmentTrainer(
         data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
         for name, dataset in data.items():
             check_data(dataset, name)
-        check_splits(train_dataset)
         self.model_init = model_init
         if model_init is not None:
             self._make_loss = check_loss_function(loss)
@@ -128,7 +127,8 @@ class AlignmentTrainer(
                 f"{type(self.data_collator).__name__}. Omit it."
             )
         for name, dataset in data.items():
-            check_rows(dataset, self.data_collator)
+            if type(self.data_collator) is ResumableCollator:  # another collator may change the rows
+                check_rows(dataset, self.data_collator)
             check_batches(self.args.batches, dataset, name, streams=name == "eval_dataset")
         self._steps = StepGuard(self.args)
         self.use_loss(loss)
