@@ -245,7 +245,7 @@ def test_a_stopped_run_keeps_its_plan(command, trained, capsys, monkeypatch):
 
 
 @pytest.mark.long
-def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, capsys, fault):
+def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, capsys, monkeypatch, fault):
     trained.checkpoint = "checkpoint-5"
     with pytest.raises(SystemExit):
         main(command)
@@ -272,6 +272,10 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
     fault("A5", "`adapt` resumed with other options or data", tried=len(changes), survived=refused)
     assert len(trained) == 1
     assert {path: path.read_bytes() for path in training} == training
+    with monkeypatch.context() as patch:
+        patch.setattr(adapt, "encoder_files", lambda name: [other])  # the folder holds another model now
+        assert main(command) == 2
+    assert 'of a run that differs in: weights ("' in capsys.readouterr().err
     (tmp_path / "out" / adapt.PLAN).write_text("{")
     assert main(command) == 2
     assert "plan.json, which describes its run, is missing or was damaged" in capsys.readouterr().err

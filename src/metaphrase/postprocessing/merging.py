@@ -485,8 +485,11 @@ def describe(result: Merge) -> Sequence[str]:
             f"Wrote {result.output_dir}: {result.base} plus {change}{removed}. {how_to_load(result.output_dir)}"
         )
     if result.vector is not None:
+        held = f"{result.parameters:,} differences in {result.weights} weights"
+        if result.directions:
+            held += f", and {counted(result.directions, 'direction')} to project out"
         sentences.append(
-            f"Wrote {result.vector}, {(result.bytes or 0) / 1e6:,.1f} MB: {result.parameters:,} differences in "
-            f'{result.weights} weights. Load it with load_encoder("{result.base} + {result.vector}").'
+            f"Wrote {result.vector}, {(result.bytes or 0) / 1e6:,.1f} MB: {held}. "
+            f'Load it with load_encoder("{result.base} + {result.vector}").'
         )
     return sentences

@@ -28,7 +28,7 @@ from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.encoders.names import model_folder, repository_of
+from metaphrase.encoders.names import encoder_files, model_folder, repository_of
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
 from metaphrase.evaluation.guards import MAX_STRUCTURE_LOSS, check_guard_folders
 from metaphrase.evaluation.retention import collapse_in_words, verdict_in_words
@@ -36,7 +36,7 @@ from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import AtLeast0, Directions, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import ENCODER, option, split_list
 from metaphrase.io.counts import counted
-from metaphrase.io.digests import json_digest
+from metaphrase.io.digests import files_sha256, json_digest
 from metaphrase.io.files import PACKAGED_DATA, as_json, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
@@ -341,6 +341,7 @@ class Adaptation:
         parts = sorted(splits.items())
         asked = {
             "model": repository_of(self.config.model),
+            "weights": files_sha256(encoder_files(self.config.model)),  # a local folder may hold another model now
             "languages": sorted(splits),
             "recipe": recipe_content(self.config),
             "minutes": self.config.minutes,
