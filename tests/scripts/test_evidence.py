@@ -113,8 +113,9 @@ def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_sc
     assert {(cell.name, *cell.release.values()) for cell in unguarded} == {
         tuple(largest[key] for key in ("recipe", "alpha", "directions"))
     }
-    # This recipe was trained again after the five were chosen. It now gains as much as the last of them.
-    best = [row for row in forgetting.best_guarded(rows) if row["recipe"] != "tau=0.01, anchor, weight 10"]
+    # These recipes were trained again after the five were chosen. They now gain as much as the last of them, or slightly more.
+    trained_again = ("tau=0.01, anchor, weight 10", "tau=0.01, interpolated anchor")
+    best = [row for row in forgetting.best_guarded(rows) if row["recipe"] not in trained_again]
     releases = {row["recipe"]: {"merge": row["alpha"], "debias": row["directions"]} for row in best[:5]}
     # The default was measured in the form that gained most; another form gains more now.
     releases[forgetting.DEFAULT] = dict(zip(("merge", "debias"), forgetting.DEFAULT_RELEASE.values(), strict=True))
