@@ -51,6 +51,8 @@ def explain_full_disk(path: str | Path) -> Iterator[None]:
     """Turn the error of a full disk into a :class:`StorageError` that names what cannot be written."""
     try:
         yield
+    except StorageError:
+        raise
     except OSError as error:
         # Some errors have no number: that of NumPy ("9216 requested and 8192 written"), and those of `as_os_errors`.
         texts = (" requested and ", "No space left on device")
