@@ -67,6 +67,7 @@ USER_FACING = (
 #: except for programming errors, and the exits of a process.
 EXCEPTIONS = {
     ("cli/options.py", "SystemExit"),
+    ("io/files.py", "OSError"),  # of `as_os_errors`, whose callers convert it
     ("publishing/card.py", "TypeError"),
     ("training/fault_tolerance.py", "SystemExit"),
 }
