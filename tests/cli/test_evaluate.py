@@ -11,13 +11,14 @@ from metaphrase.cli import main
 from metaphrase.cli.tables import models_table
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.encoders.names import find_folder
+from metaphrase.encoders.names import find_folder, name_parts, split_vectors
 from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import SUITES, DataUnavailable, benchmarks, running
 from metaphrase.evaluation.suites.running import Evaluations, ModelScore
 from metaphrase.io.digests import encoder_digest, model_hash
+from metaphrase.merging import TaskVector
 from metaphrase.publishing.report import render_summary, render_table
 
 
@@ -70,6 +71,7 @@ def loaded(monkeypatch, tmp_path):
 
     monkeypatch.setattr(running, "load_encoder", models.__getitem__)
     monkeypatch.setattr(running, "find_folder", lambda name: (name, models[name]))
+    monkeypatch.setattr(running, "name_parts", lambda name: (name, []) if name in models else name_parts(name))
     monkeypatch.setattr(running, "prepare", prepare)
     for digest in ("model_hash", "encoder_digest"):
         monkeypatch.setattr(benchmarks, digest, lambda model, *precision: 16 * f"{model.found:02d}")
@@ -323,10 +325,23 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured
 )
 def test_a_misspelt_encoder_is_refused_before_anything_is_measured(data, loaded, monkeypatch, capsys, others):
     models, prepared = loaded
+    monkeypatch.setattr(running, "name_parts", split_vectors)
     monkeypatch.setattr(running, "find_folder", lambda name: name in models or find_folder(name))
     assert main(["evaluate", "strong", *others, "--data", str(data)]) == 2
     assert "weka" in capsys.readouterr().err
     assert not prepared
+
+
+def test_a_vector_without_its_base_is_refused_before_anything_is_measured(
+    data, loaded, tiny_encoder_dir, tmp_path, capsys
+):
+    model = load_encoder(tiny_encoder_dir, device="cpu")
+    folder = tmp_path / "vector"
+    folder.mkdir()
+    TaskVector.between(model, model, base_name=str(tmp_path / "weka")).save(folder / "task_vector.safetensors")
+    assert main(["evaluate", "strong", str(folder), "--data", str(data)]) == 2
+    assert "weka" in capsys.readouterr().err
+    assert not loaded[1]
 
 
 def test_scores_that_cannot_be_compared_are_written(data, loaded, tmp_path, capsys):

@@ -2,6 +2,7 @@ import copy
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -275,6 +276,18 @@ def test_the_card_of_a_vector_does_not_describe_the_export(command, source, tmp_
     assert "task-vector" not in metadata["tags"]
     assert "A task vector" not in text
     assert "Made with `metaphrase export` from vector, without" in text
+
+
+def test_the_licence_and_notices_of_a_vector_without_a_card_are_kept(command, source, tmp_path):
+    vector = tmp_path / "vector"
+    vector.mkdir()
+    replace(vector_of(source, str(source)), license="cc-by-4.0").save(vector / "task_vector.safetensors")
+    (vector / "NOTICE.md").write_text("Thanks to A.\n", encoding="utf-8")
+    for number, name in enumerate((str(vector), f"{source} + {vector}")):
+        command[1], command[-3] = name, str(tmp_path / f"out-{number}")
+        assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
+        assert "cc-by-4.0" in card_of(tmp_path / f"out-{number}")[0]["license"]
+        assert "Thanks to A." in (tmp_path / f"out-{number}" / "NOTICE.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("head", ["license: [mit", "- license"])

@@ -19,13 +19,14 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize
 from transformers import (
+    AlbertForMaskedLM,
+    AlbertForPreTraining,
     AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertModel,
-    XLMRobertaConfig,
     XLMRobertaForMaskedLM,
 )
 
@@ -361,11 +362,18 @@ def test_harmless_differences_of_older_checkpoints(model, template, change):
 
 
 @pytest.mark.parametrize(
-    "cls", [BertForMaskedLM, BertForSequenceClassification, BertForQuestionAnswering, XLMRobertaForMaskedLM]
+    "cls",
+    [
+        BertForMaskedLM,
+        BertForSequenceClassification,
+        BertForQuestionAnswering,
+        XLMRobertaForMaskedLM,
+        AlbertForMaskedLM,
+        AlbertForPreTraining,
+    ],
 )
 def test_checkpoints_of_another_task_keep_their_encoder(cls, tokenizer, tmp_path):
-    config = (XLMRobertaConfig if cls is XLMRobertaForMaskedLM else BertConfig)(**shape(tokenizer))
-    trained = cls(config).eval()
+    trained = cls(cls.config_class(**shape(tokenizer))).eval()
     trained.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = load_encoder(tmp_path, device="cpu")[0].auto_model

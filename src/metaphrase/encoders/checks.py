@@ -28,7 +28,8 @@ _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler\..+|position_ids)$")
 _MAY_BE_UNUSED = re.compile(
     _MAY_BE_MISSING.pattern
     + r"|^(cls|lm_head|classifier|qa_outputs|vocab_transform|vocab_layer_norm|vocab_projector|head|decoder"
-    r"|lm_predictions|mask_predictions|discriminator_predictions|generator_predictions|generator_lm_head)\."
+    r"|lm_predictions|mask_predictions|discriminator_predictions|generator_predictions|generator_lm_head"
+    r"|predictions|sop_classifier|pred_layer|entity_predictions)\.|^final_logits_bias$"
 )
 #: Sentences of different lengths that every tokenizer with a vocabulary of words knows in part, or knows by letters.
 _SENTENCES = ("All human beings are born free and equal in dignity and rights.", "1 2 3.")

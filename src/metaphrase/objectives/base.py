@@ -183,7 +183,7 @@ class HeadSources:
                 raise ModelFileError(
                     f"The masked language modelling head of {self.name} does not fit its encoder: {key} has the shape "
                     f"{list(weight.shape)} instead of {expected}, or NaN or infinite values. Repair the checkpoint, or omit "
-                    "the head with --transform none."
+                    "the head with --transform none. If you have trimmed the vocabulary, save the encoder and load it again."
                 )
         return head
 

@@ -31,7 +31,7 @@ from metaphrase.io.counts import counted
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import weights_digests
-from metaphrase.publishing.drafts import Draft, check_destination, drafted, how_to_load
+from metaphrase.publishing.drafts import Draft, check_destination, drafted, how_to_load, part_folders
 from metaphrase.publishing.markdown import cell, table
 from metaphrase.publishing.provenance import (
     LICENSE_KEYS,
@@ -164,7 +164,7 @@ def prepare_export(
     reduced, changes = _reduce(model, options, texts)
     before = measure(model, options.model)
     source = find_folder(split_vectors(options.model)[0])[1]
-    with drafted(reduced, options.output_dir, source=source) as draft:
+    with drafted(reduced, options.output_dir, source=source, tuned=part_folders(options.model)[1:]) as draft:
         after = measure(draft.model, options.output_dir)
         comparison = compare(before, after, resamples=options.resamples, seed=options.seed)
         lost = [
@@ -287,13 +287,12 @@ def _original_card(model: SentenceTransformer, options: ExportOptions) -> tuple[
 
     Of a model on the Hub and of a task vector, only the metadata that also apply to the export.
     """
-    source = _source(options.model)
-    if split_vectors(options.model)[1]:
+    source, path = _source(options.model), None
+    if not split_vectors(options.model)[1]:
+        path = find_card(str(source or options.model), revision=hub_base(model, options.model)[1])
+    if path is None:  # task vectors state both
         languages = stated(options.model, "language")
         return ({"language": languages} if languages else {}) | stated_license(options.model), ""
-    path = find_card(str(source or options.model), revision=hub_base(model, options.model)[1])
-    if path is None:
-        return {}, ""
     metadata, text = read_card(path)
     if metadata is None:
         logger.warning("The metadata of %s cannot be read. Add the licence to the new card.", path)

@@ -334,7 +334,9 @@ class _Repository:
             )
         self.repo_id = made
         if self.private and not self._is_private():
-            raise UsageError(f"{made} exists and is public. Make it private in its settings, or choose another name.")
+            raise UsageError(
+                f"{made} exists and is public. Make it private in its settings, or choose another name. {self.hint}".rstrip()
+            )
 
     def commit(
         self,

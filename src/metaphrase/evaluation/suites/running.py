@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.encoders.names import encoder_files, find_folder, load_vectors, split_vectors
+from metaphrase.encoders.names import encoder_files, find_folder, load_vectors, name_parts
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare
 from metaphrase.evaluation.suites import FINETUNED, SUITES
@@ -334,7 +334,7 @@ def _find_encoders(names: Sequence[str], baseline: str | None) -> None:
     """Refuse a name that denotes no encoder before another encoder is measured."""
     baselines = [] if baseline is None or baseline.endswith(".json") else [baseline]
     for name in (*names, *baselines):
-        base, files = split_vectors(name)
+        base, files = name_parts(name)
         find_folder(base)
         load_vectors(files)
 
