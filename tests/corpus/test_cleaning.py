@@ -6,6 +6,8 @@ import pytest
 from datasets import Dataset
 
 from metaphrase.corpus import Cleaning, load_corpus
+from metaphrase.corpus.checks import check_pairs
+from metaphrase.corpus.parallel import ParallelSet
 from tests.corpus.samples import dropped, many, moses, pairs_of, tsv, write
 
 
@@ -67,6 +69,20 @@ def test_repeated_pairs_are_dropped_once_read(tmp_path, fault):
     assert sorted(pairs_of(corpus)) == sorted(pairs)
     assert dropped(corpus) == {"duplicate": 300}
     fault("C6", "repeated pairs, dropped", tried=300, survived=corpus.report.dropped["duplicate"])
+
+
+def test_copies_in_another_unicode_form_or_spacing_are_duplicates(tmp_path):
+    pairs = [
+        ("Caf\u00e9 noir", "Coffee"),
+        ("Cafe\u0301 noir", "Coffee"),
+        ("Caf\u00e9\u00a0 noir", "Coffee"),
+        ("Cafe noir", "Coffee"),
+    ]
+    corpus = load_corpus(tsv(tmp_path / "fr-en.tsv", pairs))
+    assert pairs_of(corpus) == [pairs[0], pairs[3]]
+    assert dropped(corpus) == {"duplicate": 2}
+    (finding,) = check_pairs(ParallelSet("fr", *zip(*pairs, strict=True)))[:1]
+    assert (finding.code, finding.count) == ("duplicates", 2)
 
 
 def test_the_same_pair_in_two_languages_is_no_duplicate(tmp_path):

@@ -20,6 +20,14 @@ def test_overlap(tmp_path, fault):
     fault("C7", "test sentences in the training corpus, counted", tried=2, survived=overlap(train, test))
 
 
+def test_the_unicode_form_does_not_hide_an_overlap():
+    forms = (
+        {"fr": ParallelSet("fr", ("Caf\u00e9",), ("Co\u00f6p",))},
+        {"fr": ParallelSet("fr", ("Cafe\u0301",), ("Coo\u0308p",))},
+    )
+    assert overlap(*forms) == overlap(*forms[::-1]) == 1
+
+
 def test_training_and_checks_agree_on_sentences_that_languages_have_in_common():
     train = {"sw": ParallelSet("sw", ("Nairobi 1963", "Habari"), ("Nairobi, 1963", "Hello"))}
     test = {"te": ParallelSet("te", ("Nairobi 1963", "హలో"), ("In Nairobi", "Hello"))}

@@ -35,6 +35,16 @@ def test_sentences_of_what_is_searched_are_told_apart():
             assert len(set(column)) == len(column)
 
 
+def test_copies_in_another_unicode_form_or_spacing_count_once():
+    pairs = pairs_of(1000)
+    copies = ParallelSet(
+        "sw", tuple(f"e\u0301 {one}" for one in pairs.sources), tuple(f"{one} " for one in pairs.targets)
+    )
+    both = [tuple(f"\u00e9  {one}" for one in pairs.sources) + copies.sources, pairs.targets + copies.targets]
+    one, whole = split(copies, seed=3), split(ParallelSet("sw", *both), seed=3)
+    assert [len(one.train), len(one.dev), len(one.test)] == [len(whole.train), len(whole.dev), len(whole.test)]
+
+
 def test_what_one_language_holds_out_no_other_is_trained_on():
     """The English sides of interfaces are the same in every language."""
     sets = {code: pairs_of(n, code) for code, n in (("sw", 1000), ("te", 900), ("fi", 1000))}

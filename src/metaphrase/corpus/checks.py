@@ -31,7 +31,7 @@ from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import EXAMPLES, CorpusReport
 from metaphrase.corpus.shifts import Shift, find_shift, length_similarity
-from metaphrase.corpus.text import normalised
+from metaphrase.corpus.text import composed, normalised
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.counts import counted
 
@@ -308,7 +308,7 @@ def _identical(pairs: ParallelSet) -> Finding | None:
 
 def _duplicates(pairs: ParallelSet) -> Finding | None:
     n = len(pairs.sources)
-    counts = Counter(zip(pairs.sources, pairs.targets, strict=True))
+    counts = Counter(zip(map(composed, pairs.sources), map(composed, pairs.targets), strict=True))
     again = n - len(counts)
     if not again:
         return None

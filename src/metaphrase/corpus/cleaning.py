@@ -26,13 +26,13 @@ Tokenizer = Callable[[str], Sequence[str]]
 class Cleaning:
     """Which pairs are dropped, and how the text of the others is tidied.
 
-    The default strips both sides, drops pairs with a side that has neither letters nor digits, and drops exact
-    duplicates. The presets `dap` and `ppa` add the papers' filters.
+    The default strips both sides, drops pairs with a side that has neither letters nor digits, and drops duplicates. The
+    presets `dap` and `ppa` add the papers' filters.
 
     Attributes:
         tokenizer: Splits a sentence into the pieces that the filters count; required if one of them is set.
-        duplicates: Drop a pair that occurred before. None enables this except in a stream, where the memory, about 100
-            bytes per pair, would grow without bound.
+        duplicates: Drop a pair that occurred before, also with another Unicode form (NFC, NFD) or spacing. None enables this
+            except in a stream, where the memory, about 100 bytes per pair, would grow without bound.
         control_characters: Remove control characters and ``"``, and replace tabs and line breaks by spaces.
         forbidden: Drop a pair with one of these strings in either side.
         placeholders: Drop a pair with a side that equals one of these strings.

@@ -14,6 +14,7 @@ from metaphrase.corpus.files import BitextFile, source_language, states_language
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport, Counts
 from metaphrase.corpus.rows import OPTIONAL, Row
+from metaphrase.corpus.text import composed
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.digests import unchanged
 
@@ -100,8 +101,8 @@ def _clean(row: Row, selection: Selection, into: str) -> tuple[Row, str | None]:
 
 
 def _is_repeated(row: Row, seen: set[bytes]) -> bool:
-    """Whether the texts and languages of a row occurred before; records their digest."""
-    key = hashlib.blake2b("\0".join(map(str, row[:4])).encode(), digest_size=16).digest()
+    """Whether the texts and languages of a row occurred before, in any Unicode form and spacing; records their digest."""
+    key = hashlib.blake2b(composed("\0".join(map(str, row[:4]))).encode(), digest_size=16).digest()
     if key in seen:
         return True
     seen.add(key)

@@ -215,6 +215,15 @@ def is_blank(text: str) -> bool:
     return _VISIBLE.search(text) is None
 
 
+def composed(text: str) -> str:
+    r"""Normalise a text so that its copies are equal: NFC, single spaces.
+
+    >>> composed("cafe\u0301  noir") == "caf\u00e9 noir"
+    True
+    """
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
 def normalised(text: str) -> str:
     """Normalise a sentence for comparison: NFKC without characters that have no width, case folding, single spaces.
 

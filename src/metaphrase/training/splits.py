@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.corpus.text import normalised
+from metaphrase.corpus.text import composed, normalised
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.counts import counted
 
@@ -43,8 +43,8 @@ class Split:
 
 def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
     """Hold out dev and test pairs whose sentences do not occur in the training pairs."""
-    unique = list(dict.fromkeys((s.strip(), t.strip()) for s, t in zip(pairs.sources, pairs.targets, strict=True)))
-    unique = [pair for pair in unique if all(pair)]
+    stripped = [(s.strip(), t.strip()) for s, t in zip(pairs.sources, pairs.targets, strict=True)]
+    unique = [pair for pair in {tuple(map(composed, pair)): pair for pair in stripped}.values() if all(pair)]
     if len(unique) < FEWEST:
         raise CorpusError(
             f"{pairs.language} has {counted(len(unique), 'different pair')}; adapting and evaluating require at "
