@@ -217,6 +217,16 @@ def with_corpus(command, corpus):
     return [*command[:at], str(corpus), *command[at + 1 :]]
 
 
+def test_identical_sides_are_refused_even_if_forced(command, tmp_path, capsys):
+    sources = [line.split("\t")[0] for line in lines_of("sw", 200)]
+    copies = write(tmp_path / "copies.tsv", [f"{source}\t{source}" for source in sources])
+    assert main([*with_corpus(command, copies), "--force"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "Both sides are the same text in 200 of 200 pairs" in error
+    assert error.endswith("Nothing was trained. Fix the corpus.")
+    assert not (tmp_path / "out" / "data").exists()
+
+
 @pytest.mark.long
 def test_what_an_earlier_run_mixed_in_is_gone(command, trained, tmp_path):
     training = tmp_path / "out" / "data" / "training"

@@ -118,7 +118,7 @@ class AdaptationConfig:
         "Other languages to measure before and after training: codes, or 'all' for the 94 languages of the packaged "
         "Universal Declaration of Human Rights (default: a sample of 20).",
     )
-    force: bool = option(False, "Train even if the checks find errors.")
+    force: bool = option(False, "Train even if the checks find errors, except identical sides.")
     plan_only: bool = option(False, "Check the corpus, print the plan with its estimated duration, and stop.")
     seed: Seed = option(42, "Seed of the split and of training.")
 
@@ -272,9 +272,12 @@ class Adaptation:
         """The pairs for training and measuring, and the pairs of other languages."""
         if not self.sets:
             self.check()
-        if (wrong := errors(self.findings)) and not self.config.force:
+        wrong = errors(self.findings)
+        is_identical = any(finding.code == "identical-sides" for finding in wrong)  # `load_corpus` refuses them too
+        if wrong and (is_identical or not self.config.force):
             raise CorpusError(
-                f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Fix the corpus, or pass --force."
+                f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Fix the corpus"
+                f"{'' if is_identical else ', or pass --force'}."
             )
         splits = split_all(self.sets, seed=self.config.seed)
         replayed = replay(
