@@ -19,6 +19,7 @@ from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.code_switching import PARAPHRASES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder, parallel_files
 from metaphrase.corpus.words import Words
+from metaphrase.evaluation import bucc
 from metaphrase.evaluation.bucc import PROTOCOLS
 from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.distractors import KINDS
@@ -256,6 +257,14 @@ def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     assert {key: told[key] for key in chosen} == chosen
     for word in ("distance margin, k=2, intersection retrieval", "unified", "score > threshold"):
         assert word in part.protocol
+
+
+def test_mining_searches_where_the_model_is(data, subject, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices = []
+    monkeypatch.setattr(bucc, "evaluate_mining", lambda *a, device, **k: devices.append(device))
+    find_benchmarks(data, ["mining"], SETTINGS)[0][0].measure(subject)
+    assert devices == [None]
 
 
 def test_quick_is_a_sample_of_the_suites_that_do_not_fine_tune(data, subject):

@@ -13,8 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import torch
-
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus import parallel
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
@@ -227,7 +225,7 @@ def _find_protocol(folder: Path, protocol: bucc.Protocol, settings: Settings) ->
             k=subject.settings.k,
             margin=subject.settings.margin,
             retrieval=subject.settings.retrieval,
-            device="cuda" if torch.cuda.is_available() else None,
+            device="cuda" if subject.model.device.type == "cuda" else None,
             **fixed,
             **subject.options(),
         )
