@@ -259,11 +259,12 @@ def test_a_batch_without_negatives_is_ranked_as_without_the_option(make_loss, mo
 
 @pytest.fixture
 def shared_rows(bitext):
-    """Rows 0, 2 and 3 have the same target, 4 is a copy of 1, and 5 has the source of 0."""
+    """Rows 0, 2 and 3 have the same target, 4 is a copy of 1, 5 has the source of 0, and 6 is a copy of 2."""
     rows = [dict(row) for row in bitext[:7]]
     rows[2]["target"] = rows[3]["target"] = rows[0]["target"]
     rows[4] = dict(rows[1])
     rows[5]["source"] = rows[0]["source"]
+    rows[6] = dict(rows[2])
     return rows
 
 
@@ -284,7 +285,10 @@ def positives_by_text(rows, query, *, own_side):
             ):  # a copy of the translation or of the sentence itself
                 excluded[i].add(at)
             elif rows[j]["target"] == pair["target"]:
-                positives[i].add(at)
+                is_copy = any(
+                    one["source"] == rows[j]["source"] for one in rows[:j] if one["target"] == pair["target"]
+                )
+                (excluded if is_copy else positives)[i].add(at)
             elif rows[j]["source"] == pair["source"]:
                 excluded[i].add(at)
     return positives, excluded

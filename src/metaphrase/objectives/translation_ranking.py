@@ -249,8 +249,13 @@ class TranslationRanking(Objective):
         return excluded_bp
 
     def _positives(self, encodings: Mapping[str, Encoding], side: str) -> Tensor:
-        """Mask of the sentences of a side whose pair has the target of the ranked one, without copies, ``(batch, pool)``."""
-        return self._same(encodings, "target") & ~self._same(encodings, side)
+        """Mask of the sentences of a side whose pair has the target of the ranked one, without copies, ``(batch, pool)``.
+
+        Of several copies of another translation, the first one counts.
+        """
+        text_p, target_p = (self.gathered(encodings[name].features["text"]) for name in (side, "target"))
+        is_copy_p = ((text_p[:, None] == text_p) & (target_p[:, None] == target_p)).tril(-1).any(dim=1)
+        return self._same(encodings, "target") & ~self._same(encodings, side) & ~is_copy_p
 
     def _same(self, encodings: Mapping[str, Encoding], side: str) -> Tensor:
         """Whether a sentence of the pool has the same text as that of the ranked pair on this side, ``(batch, pool)``."""
