@@ -102,7 +102,7 @@ def test_a_margin_that_is_not_computed_is_refused(tmp_path, capsys):
     assert "--margin distance is not used with --score cosine" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_threshold_that_is_read_from_a_file_keeps_its_pair(tiny_encoder_dir, bitext, tmp_path):
+def test_a_threshold_that_is_read_from_a_file_keeps_its_pair(tiny_encoder_dir, bitext, tmp_path, caplog):
     path, output = tmp_path / "pairs.tsv", tmp_path / "out.jsonl"
     lines = ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in bitext)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -113,6 +113,9 @@ def test_a_threshold_that_is_read_from_a_file_keeps_its_pair(tiny_encoder_dir, b
         output.unlink()
         assert main([*command, "--threshold", str(threshold)]) == 0
         assert len(output.read_text(encoding="utf-8").splitlines()) == sum(score >= threshold for score in scores)
+    assert "No pair was kept" not in caplog.text
+    assert main([*command, "--threshold", "9"]) == 0
+    assert f"No pair was kept: the best of 24 pairs scores {max(scores):.6f}, below --threshold 9." in caplog.text
 
 
 def test_other_options_replace_work_of_which_no_part_is_finished(

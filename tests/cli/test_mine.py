@@ -167,7 +167,15 @@ def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monk
     assert "No threshold can be suggested" in capsys.readouterr().err
 
 
-def test_copies_have_no_threshold(texts, tiny_encoder_dir, tmp_path, capsys):
+def test_a_threshold_above_all_scores_is_warned_of(encoder, texts, tmp_path, caplog):
+    assert main(["mine", *texts, "-o", str(tmp_path / "none.tsv"), *SETTINGS, "--threshold", "9"]) == 0
+    assert rows_of(tmp_path / "none.tsv") == []
+    assert re.search(
+        r"No pair was kept: the best of 2\d pairs scores [\d.]+, below --threshold 9. Lower it", caplog.text
+    )
+
+
+def test_copies_have_no_threshold(texts, tiny_encoder_dir, tmp_path, capsys, caplog):
     words = ["mine", texts[0], texts[0], "--target_lang", "en", "--model", str(tiny_encoder_dir), "-o"]
     assert main([*words, str(tmp_path / "auto.tsv"), "--threshold", "auto"]) == 2
     error = " ".join(capsys.readouterr().err.split())
@@ -177,6 +185,7 @@ def test_copies_have_no_threshold(texts, tiny_encoder_dir, tmp_path, capsys):
     )
     assert "keep copies with --copies" in error
     assert main([*words, str(tmp_path / "all.tsv")]) == 0
+    assert "No pair was kept: both sides are the same text in all pairs that were found" in caplog.text
     assert (
         f"No threshold is suggested: both sides are the same text in all pairs that were found ({count})"
         in " ".join(capsys.readouterr().err.split())

@@ -25,7 +25,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.margins import margin_score
 from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOptions
-from metaphrase.mining.output import DECIMALS, histogram
+from metaphrase.mining.output import DECIMALS, histogram, none_reaches
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.shards import (
@@ -126,6 +126,8 @@ def filter_corpus(
         kept_n = np.argsort(-score_n, kind="stable")[: options.top]
         if options.threshold is not None:
             kept_n = kept_n[score_n[kept_n].round(DECIMALS) >= options.threshold]
+            if not len(kept_n):
+                logger.warning("%s", none_reaches(options.threshold, score_n))
         kept_n = np.sort(kept_n)
         if is_tsv(output):  # a format without numbers
             dataset = dataset.add_column(

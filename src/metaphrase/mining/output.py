@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from metaphrase.corpus.text import one_line
 from metaphrase.corpus.writing import is_tsv, write_corpus
+from metaphrase.io.counts import counted
 from metaphrase.mining.margins import Pairs
 
 #: Pairs that are written together.
@@ -49,6 +50,14 @@ def write_scored_pairs(
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
     write_corpus(Dataset.from_file(str(path)), output)
+
+
+def none_reaches(threshold: float, score_c: NDArray[np.floating]) -> str:
+    """The warning that all scores are below a threshold."""
+    return (
+        f"No pair was kept: the best of {counted(len(score_c), 'pair')} scores {score_c.max():.{DECIMALS}f}, below "
+        f"--threshold {threshold:.10g}. Lower it."
+    )
 
 
 def quantiles(score_c: NDArray[np.floating]) -> dict[str, float]:

@@ -26,7 +26,15 @@ from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work
 from metaphrase.mining.copies import without_copies
 from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_threshold
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
-from metaphrase.mining.output import DECIMALS, draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
+from metaphrase.mining.output import (
+    DECIMALS,
+    draw_histogram,
+    histogram,
+    none_reaches,
+    quantiles,
+    write_sample,
+    write_scored_pairs,
+)
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
@@ -127,6 +135,8 @@ def mine_files(
             score_c = score_c.round(DECIMALS)  # as they are written
         kept = scored.pairs if threshold is None else scored.pairs.take(score_c >= threshold)
         kept = kept.take(slice(options.top))
+        if not len(kept.score_c):
+            logger.warning("%s", _why_none(scored, threshold))
         output, summary, sample, picture = options.outputs
         write_scored_pairs(kept, sources, targets, options.languages, output, work)
         facts = {
@@ -244,6 +254,14 @@ def _suggested(scored: _Scored) -> float:
         reason, advice = why_no_threshold(len(scored.pairs.score_c), scored.copies)
         raise DataError(f"No threshold can be suggested: {reason}. {advice}")
     return scored.suggestion.threshold
+
+
+def _why_none(scored: _Scored, threshold: float | None) -> str:
+    """The warning that no pair was kept."""
+    if threshold is not None and len(scored.pairs.score_c):
+        return none_reaches(threshold, scored.pairs.score_c)
+    reason, advice = why_no_threshold(0, scored.copies)
+    return f"No pair was kept: {reason}. {advice}"
 
 
 def why_no_threshold(pairs: int, copies: int) -> tuple[str, str]:
