@@ -405,8 +405,8 @@ def logged_steps(card):
     return rows
 
 
-def test_a_guard_can_choose_the_best_model(settings, sts, tmp_path, monkeypatch):
-    scores = iter([0.5, 0.4])
+def test_a_guard_can_choose_the_best_model_anew_with_other_data(settings, sts, tmp_path, monkeypatch):
+    scores = iter([0.5, 0.4, 0.3, 0.2])
     monkeypatch.setattr(GuardEvaluator, "scores", lambda self, model: dict.fromkeys(self.guards, next(scores)))
     changes = {
         "test": [],
@@ -420,6 +420,12 @@ def test_a_guard_can_choose_the_best_model(settings, sts, tmp_path, monkeypatch)
     run = TrainingRun(RunConfig(**settings | changes | best, output_dir=str(tmp_path / "out")))
     run.execute()
     assert run.trainer.state.best_global_step == 1
+    path = sts / "de-dev.csv"  # of which half is measured
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:10]), encoding="utf-8")
+    more = {"max_steps": 3, "resume_from_checkpoint": "true", "output_dir": str(tmp_path / "out")}
+    run = TrainingRun(RunConfig(**settings | changes | best | more))
+    run.execute()
+    assert run.trainer.state.best_global_step == 2
 
 
 def test_a_resumed_run_counts_the_time_of_its_baseline(execute, tmp_path):
@@ -550,7 +556,7 @@ def test_a_best_model_needs_dev_data(execute, monkeypatch, wrong):
     ],
 )
 def test_a_release_that_is_not_the_best_model_is_reported(execute, settings, caplog, monkeypatch, options, warning):
-    scores = iter([0.5, 0.4])
+    scores = iter([0.5, 0.4, 0.3, 0.2])
     monkeypatch.setattr(RetrievalEvaluator, "scores", lambda self, model: {"mean_accuracy": next(scores)})
     best = {"metric_for_best_model": "eval_dev_mean_accuracy", "eval_strategy": "steps", "eval_steps": 1}
     execute(test=[], dev=settings["test"], max_steps=2, **best, **options)

@@ -8,7 +8,7 @@ its whole interval lies above a red line.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, takewhile
 from operator import itemgetter
 from pathlib import Path
@@ -50,10 +50,12 @@ class Guard:
         name: Name of the data, or ``"similarity structure"``.
         measure: Takes an encoder and returns its ``before``, ``after``, ``difference`` and ``interval``, in percent and
             points, a ``verdict``, and whether it ``holds``.
+        digests: Digests of labelled data by language.
     """
 
     name: str
     measure: Callable[[Any], dict[str, Any]]
+    digests: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def metric_name(guard: str) -> str:
@@ -188,7 +190,7 @@ def data_guard(
             "languages": {language: row["difference"] for language, row in comparison["languages"].items()},
         }
 
-    return Guard(data.name, measure)
+    return Guard(data.name, measure, {language: one.sha256 for language, one in before.languages.items()})
 
 
 @checked

@@ -57,7 +57,7 @@ class ResumesRuns(AtomicCheckpoints):
     alignment_loss: AlignmentLoss
     model: Any
     lr_scheduler: Any
-    dev_digests: Mapping[str, str] = {}  # of the dev sets, by language
+    dev_digests: Mapping[str, str] = {}  # of the dev sets by language, and of the guard that selects
     _run_facts: RunFacts
     _shutdown: GracefulShutdown
     _steps: StepGuard

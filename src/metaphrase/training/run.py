@@ -35,6 +35,7 @@ from metaphrase.evaluation.guards import GuardEvaluator
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.counts import counted
+from metaphrase.io.digests import json_digest
 from metaphrase.io.environment import flush_denormals, hardware, has_bfloat16_instructions, versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
@@ -411,12 +412,15 @@ class TrainingRun:
                     "lower --per_device_train_batch_size."
                 )
         evaluators: list[BaseEvaluator] = []
+        digests = {language: one.sha256[:16] for language, one in self.dev.items()}
         if self.dev:
             retrieval = RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)
             metrics = retrieval.metrics
             if self._is_guarded:
                 guards = GuardEvaluator(training_guards(self.encoder, self.config, self.dev))
                 metrics += guards.metrics
+                if selecting := guards.guards.get(str(arguments.metric_for_best_model).removeprefix("eval_")):
+                    digests[selecting.name] = json_digest(selecting.digests)[:16]
                 evaluators.append(guards)
             check_best_metric(arguments, metrics)
             evaluators.append(retrieval)  # the last one has the sequential score
@@ -428,7 +432,7 @@ class TrainingRun:
             evaluator=evaluators or None,
             callbacks=self.callbacks,
         )
-        self.trainer.dev_digests = {language: one.sha256[:16] for language, one in self.dev.items()}
+        self.trainer.dev_digests = digests
         log_readably(self.trainer)
         arguments.hub_model_id = self.trainer.hub_model_id or arguments.hub_model_id
 
