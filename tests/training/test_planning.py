@@ -17,16 +17,17 @@ from metaphrase.training.planning import (
     fit_memory,
     free_memory,
     make_plan,
+    reason_to_freeze,
     step_seconds,
 )
 from metaphrase.training.recipe import Recipe
 
+ENCODER = {"parameters": 118_000_000, "table": 96_000_000}
 MACHINE = {
     "memory": 20e9,
-    "parameters": 118_000_000,
-    "table": 96_000_000,
+    "held": 4 * ENCODER["parameters"] + 12 * (ENCODER["parameters"] - ENCODER["table"]),
     "row_bytes": 32 * 384 * 12 * 4 * 34.0,
-    "cuda": False,
+    "why_frozen": "on a CPU",
 }
 PLAN = {
     "pairs": 4000,
@@ -64,11 +65,49 @@ def test_the_plan_fits_into_memory():
 
     tight = plan(memory=1.5e9)
     assert 4 <= tight.micro_batch_size < 128
-    held = 4 * MACHINE["parameters"] + 12 * (MACHINE["parameters"] - MACHINE["table"])
-    assert held + tight.micro_batch_size * MACHINE["row_bytes"] <= 1.5e9
+    assert MACHINE["held"] + tight.micro_batch_size * MACHINE["row_bytes"] <= 1.5e9
     assert any("1.5 GB" in reason for reason in tight.reasons)
-    assert not plan(cuda=True).freeze_word_embeddings
-    assert plan(cuda=True, memory=3e9).freeze_word_embeddings
+    assert plan(memory=1.5e9, divisible=False).micro_batch_size is None
+    assert not plan(why_frozen="").freeze_word_embeddings
+
+
+@pytest.mark.parametrize(("cuda", "memory", "frozen"), [(False, 20e9, True), (True, 20e9, False), (True, 3e9, True)])
+def test_word_embeddings_are_frozen_where_memory_or_time_is_short(cuda, memory, frozen):
+    assert bool(reason_to_freeze(cuda=cuda, memory=memory, **ENCODER)) is frozen
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_copies_of_the_encoder_take_memory(tiny_encoder, bitext_path, freeze):
+    """The original that `anchor` reads shares frozen word embeddings; a momentum encoder has its own."""
+    corpus, encoder = load_corpus(bitext_path, languages=["de"]), tiny_encoder[0].auto_model
+    whole = sum(weight.numel() for weight in encoder.parameters())
+    table = encoder.get_input_embeddings().weight.numel() if freeze else 0
+    held = []
+    for terms in ([], [{"objective": "anchor"}], [{"objective": "moco", "args": {"projection_size": None}}]):
+        recipe = Recipe.from_dict({"name": "r", "terms": [{"objective": "tr"}, *terms]})
+        held.append(planning.held_bytes(tiny_encoder, recipe, corpus, freeze=freeze))
+    assert held == [16 * whole - 12 * table + 4 * copy for copy in (0, whole - table, whole)]
+
+
+def plan_of(encoder, bitext_path, max_length):
+    return planning.plan_run(
+        encoder,
+        replace(Recipe.load("tr"), max_length=max_length),
+        load_corpus(bitext_path, languages=["de"]),
+        pairs=24,
+        minutes=1,
+        seed=0,
+        dev={},
+        tests={},
+        further=[(["hund"], 1)],
+    )
+
+
+def test_an_encoder_with_a_decoder_is_planned_without_micro_batches(tiny_encoder, bitext_path, monkeypatch):
+    encoder = tiny_encoder[0].auto_model
+    encoder.config.is_encoder_decoder, encoder.decoder = True, torch.nn.Identity()
+    monkeypatch.setattr(planning, "free_memory", lambda: 1.0)
+    assert plan_of(tiny_encoder, bitext_path, 16).micro_batch_size is None
 
 
 @pytest.mark.parametrize(("max_length", "rows"), [(16, 8), (32, 4)])
@@ -82,19 +121,11 @@ def test_the_trial_step_has_the_memory_of_the_plan(tiny_encoder, bitext_path, mo
     held = 16 * sum(weight.numel() for weight in weights.values() if weight.is_floating_point()) - 12 * table
     row = 16 * config.hidden_size * config.num_hidden_layers * 4 * 34
     monkeypatch.setattr(planning, "free_memory", lambda: held + 2 * 8.5 * row)
-    plan = planning.plan_run(
-        tiny_encoder,
-        replace(Recipe.load("tr"), max_length=max_length),
-        load_corpus(bitext_path, languages=["de"]),
-        pairs=24,
-        minutes=1,
-        seed=0,
-        dev={},
-        tests={},
-        further=[(["hund"], 1)],
-    )
-    assert [plan.micro_batch_size, *(loss.micro_batch_size for loss in losses)] == [rows] * (1 + len(losses))
-    assert losses
+    plan = plan_of(tiny_encoder, bitext_path, max_length)
+    measured, *tried = losses
+    assert measured.micro_batch_size is None
+    assert [plan.micro_batch_size, *(loss.micro_batch_size for loss in tried)] == [rows] * (1 + len(tried))
+    assert tried
 
 
 @pytest.mark.parametrize("facts", ["MemFree: 10 kB\nMemAvailable:   2048 kB\n", "MemFree: 10 kB\n", None])

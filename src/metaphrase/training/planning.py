@@ -30,6 +30,7 @@ from metaphrase.io.counts import counted
 from metaphrase.io.environment import flush_denormals, has_bfloat16_instructions
 from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.modeling.encoding import has_decoder
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.precision import bfloat16
 from metaphrase.training.loss import build_loss
@@ -115,14 +116,20 @@ def plan_run(
     # Test sets are measured after training and, with each prompt, before it.
     groups: list[tuple[Sequence[str], int]] = [(texts_of(dev), EVALUATIONS), *further]
     groups += [(texts_of(sets), 1 + count_prompts(model)) for sets in tests.values()]
-    fit = fit_memory(
-        batch_size_for(rows),
+    reason = reason_to_freeze(
         memory=memory,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
         table=encoder.get_input_embeddings().weight.numel(),
+        cuda=cuda,
+    )
+    fit = fit_memory(
+        batch_size_for(rows),
+        memory=memory,
+        held=held_bytes(model, recipe, corpus, freeze=bool(reason)),
         # 34 numbers per state (Korthikanti et al. 2022)
         row_bytes=recipe.max_length * config.hidden_size * config.num_hidden_layers * 4 * 34.0,
-        cuda=cuda,
+        divisible=not has_decoder(encoder),
+        why_frozen=reason,
     )
     step = faster_precision(
         model,
@@ -283,28 +290,48 @@ class Fit:
     reasons: tuple[str, ...]
 
 
-def fit_memory(batch: int, *, memory: float, parameters: int, table: int, row_bytes: float, cuda: bool) -> Fit:
+def reason_to_freeze(*, memory: float, parameters: int, table: int, cuda: bool) -> str:
+    """Why the word embeddings are frozen; empty if they are trained.
+
+    ``table`` is their number of parameters, ``memory`` that of the device in bytes.
+    """
+    if not cuda:
+        return "on a CPU"
+    if 16 * parameters > 0.5 * memory:  # weights, gradients, two moments
+        return f"because training them requires {16 * table / 1e9:.1f} of {memory / 1e9:.1f} GB"
+    return ""
+
+
+def held_bytes(model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, freeze: bool) -> int:
+    """Memory of all weights of a recipe's loss, and of the gradients and two moments of those that are trained.
+
+    The original encoder and teachers that objectives compare with are included. The model is restored.
+    """
+    with restored(model):
+        if freeze:
+            freeze_word_embeddings(model)
+        loss = build_loss(model, recipe, corpus)
+        frozen = [objective.original for objective in loss.objectives.values() if objective.original is not None]
+        parts = [loss, *(part for one in frozen for part in (one.encoder, one.modules))]
+        weights = {id(weight): weight for part in parts for weight in part.parameters()}  # some are shared
+        return sum((16 if weight.requires_grad else 4) * weight.numel() for weight in weights.values())
+
+
+def fit_memory(
+    batch: int, *, memory: float, held: float, row_bytes: float, divisible: bool = True, why_frozen: str = ""
+) -> Fit:
     """Choose settings by memory (in bytes).
 
-    ``table`` is the number of parameters of the word embeddings, ``row_bytes`` the size of the activations of a sentence.
+    ``held`` is the memory of weights, gradients and moments, ``row_bytes`` that of the activations of a sentence, and
+    ``divisible`` whether the encoder can encode a batch in parts.
     """
-    reasons = []
-    whole = 16 * parameters  # weights, gradients, two moments
-    freeze = not cuda or whole > 0.5 * memory
-    if freeze:
-        why = (
-            "on a CPU"
-            if not cuda
-            else f"because training them requires {16 * table / 1e9:.1f} of {memory / 1e9:.1f} GB"
-        )
-        reasons.append(f"word embeddings are frozen, {why}")
-    held = 4 * parameters + 12 * (parameters - table if freeze else parameters)
+    reasons = [f"word embeddings are frozen, {why_frozen}"] if why_frozen else []
     room = max(memory - held, 0.0) * 0.5
     rows = int(room // row_bytes)
-    micro = None if rows >= 2 * batch else max(rows, 4)
+    micro = None if rows >= 2 * batch or not divisible else max(rows, 4)
     if micro is not None:
         reasons.append(f"{micro} rows are encoded at a time, for {memory / 1e9:.1f} GB of free memory")
-    return Fit(freeze, micro, tuple(reasons))
+    return Fit(bool(why_frozen), micro, tuple(reasons))
 
 
 def make_plan(
