@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -15,6 +14,7 @@ from metaphrase.corpus.codes import find_languages
 from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.exceptions import DataError, MissingFileError
+from metaphrase.io.digests import text_digest
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,7 @@ class ParallelSet:
     @property
     def sha256(self) -> str:
         """Digest of the pairs, as lines ``source<TAB>target``."""
-        lines = "".join(f"{source}\t{target}\n" for source, target in zip(self.sources, self.targets, strict=True))
-        return hashlib.sha256(lines.encode()).hexdigest()
+        return text_digest("".join(f"{a}\t{b}\n" for a, b in zip(self.sources, self.targets, strict=True)))
 
     @property
     def english(self) -> dict[str, str]:
@@ -51,6 +50,11 @@ class ParallelSet:
     def rows(self, chosen: Iterable[int]) -> ParallelSet:
         """Some of the pairs, by number."""
         return rows_of(self, ("sources", "targets"), chosen)
+
+
+def sets_digest(sets: Mapping[str, ParallelSet]) -> str:
+    """Digest of the pairs of all languages."""
+    return text_digest("".join(sets[language].sha256 for language in sorted(sets)))
 
 
 def rows_of(one: _Set, columns: Iterable[str], chosen: Iterable[int]) -> _Set:

@@ -11,7 +11,6 @@ Shapes: ``n`` questions, ``m`` candidates, ``l`` languages, ``h`` hidden.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -35,6 +34,7 @@ from metaphrase.evaluation.measures import FEWER_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
+from metaphrase.io.digests import text_digest
 from metaphrase.mining.search import distinct_rows, unit_rows
 
 #: Text of a candidate: the sentence alone, or the sentence followed by its paragraph.
@@ -442,7 +442,7 @@ def _sha256(sets: Mapping[str, AnswerSet], answer_text: AnswerText) -> str:
         [language, data.ids, data.questions, data.answers, data.candidates(answer_text)]
         for language, data in sorted(sets.items())
     ]
-    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+    return text_digest(json.dumps(content, ensure_ascii=False))
 
 
 @checked

@@ -9,13 +9,13 @@ Parallel Corpus Mining with Multilingual Sentence Embeddings", section 4.1.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -31,6 +31,7 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, with_i
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
+from metaphrase.io.digests import text_digest
 from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, mine
 from metaphrase.modeling.bulk import distinct_texts
 
@@ -106,11 +107,8 @@ class MiningSet:
     @property
     def sha256(self) -> str:
         """Digest of both texts and the gold, as lines ``id<TAB>sentence`` and ``id<TAB>id``."""
-        digest = hashlib.sha256()
-        for ids, texts in ((self.source_ids, self.sources), (self.target_ids, self.targets)):
-            digest.update("".join(f"{i}\t{text}\n" for i, text in zip(ids, texts, strict=True)).encode())
-        digest.update("".join(f"{source}\t{target}\n" for source, target in sorted(self.gold)).encode())
-        return digest.hexdigest()
+        sides = zip(self.source_ids, self.sources, strict=True), zip(self.target_ids, self.targets, strict=True)
+        return text_digest("".join(f"{a}\t{b}\n" for a, b in chain(*sides, sorted(self.gold))))
 
     def first_pairs(self, number: int | None) -> MiningSet:
         """The first gold pairs in the order of the sources, among as large a share of the other sentences; None for all."""

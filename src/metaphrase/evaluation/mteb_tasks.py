@@ -12,7 +12,6 @@ Reference: Muennighoff et al. 2023, "MTEB: Massive Text Embedding Benchmark"; En
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
@@ -39,7 +38,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, sets_digest
 from metaphrase.encoders.folders import is_local
 from metaphrase.encoders.prompts import USES, resolve_prompt
 from metaphrase.evaluation.answer_retrieval import AnswerSet
@@ -49,7 +48,7 @@ from metaphrase.evaluation.sib200 import TopicSet, measured
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import checked
-from metaphrase.io.digests import encoder_digest, file_sha256
+from metaphrase.io.digests import encoder_digest, file_sha256, json_digest, text_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.files import replace_text
 from metaphrase.io.progress import Begin, no_progress, progress_bars
@@ -125,11 +124,10 @@ def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMini
             rows = Dataset.from_dict({"sentence1": list(sides[one]), "sentence2": list(sides[other])})
             data[f"{one}-{other}"] = DatasetDict({"test": rows})
             scripts[f"{one}-{other}"] = [language_script(one), language_script(other)]
-    revision = hashlib.sha256("".join(sets[language].sha256 for language in sorted(sets)).encode()).hexdigest()
     described = TaskMetadata(
         name=name,
         description=f"Retrieval of translations in {len(sets)} languages, from and to English.",
-        dataset={"path": name, "revision": revision},
+        dataset={"path": name, "revision": sets_digest(sets)},
         type="BitextMining",
         category="t2t",
         modalities=["text"],
@@ -217,8 +215,7 @@ def _local_task(theirs: str, name: str, split: str, data: Mapping[str, Any], fil
     if not kept:
         raise MissingFileError(f"MTEB's {theirs} has none of the languages {', '.join(data)}.")
     task = mteb.get_task(theirs, eval_splits=[split], hf_subsets=list(kept))
-    revision = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    dataset = {"path": name, "revision": revision}
+    dataset = {"path": name, "revision": json_digest(kept)}
     task.metadata = task.metadata.model_copy(update={"name": name, "dataset": dataset, "superseded_by": None})
     task.dataset, task.data_loaded = {language: fill(one) for language, one in kept.items()}, True
     return task
@@ -260,7 +257,7 @@ def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None)
     text = json.dumps(prompts, ensure_ascii=False) if any(prompts) else ""
     organisation, _, last = name.strip("/").rpartition("/")
     organisation = organisation if re.fullmatch(r"[\w.-]+", organisation) and not is_local(name) else "local"
-    words, digest = re.sub(r"[^0-9A-Za-z]+", "-", text).strip("-")[:40], hashlib.sha256(text.encode()).hexdigest()[:6]
+    words, digest = re.sub(r"[^0-9A-Za-z]+", "-", text).strip("-")[:40], text_digest(text)[:6]
     return ModelMeta.create_empty(
         {
             "name": f"{organisation}/{last}",

@@ -7,7 +7,6 @@ also have means over the language sets of the literature. Accuracies are in perc
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 import zlib
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, sets_digest
 from metaphrase.evaluation.encoding import Encoders, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
@@ -324,7 +323,7 @@ def evaluate_retrieval(
             margin_k=margin_k,
             **({"one_pool": True} if one_pool else {}),
             data=", ".join(sorted({_pattern(s) for s in sets.values() if s.path})),
-            data_sha256=hashlib.sha256("".join(sets[x].sha256 for x in sorted(sets)).encode()).hexdigest(),
+            data_sha256=sets_digest(sets),
         ),
         facts={} if cosine is None else {"unrelated_cosine": cosine},
     )

@@ -10,7 +10,6 @@ Languages and Dialects". The sentences come from FLORES-200.
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import time
@@ -34,6 +33,7 @@ from metaphrase.evaluation.measures import FEWER_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
+from metaphrase.io.digests import text_digest
 from metaphrase.mining.search import unit_rows
 
 #: Code of English in SIB-200.
@@ -346,7 +346,7 @@ def evaluate_topics(
 def _sha256(*sets: TopicSet) -> str:
     """Digest of the sentences of some languages."""
     columns = [[topic_set.split, topic_set.ids, topic_set.topics, topic_set.texts] for topic_set in sets]
-    return hashlib.sha256(json.dumps(columns, ensure_ascii=False).encode()).hexdigest()
+    return text_digest(json.dumps(columns, ensure_ascii=False))
 
 
 class TopicEvaluator(EmbeddingEvaluator):

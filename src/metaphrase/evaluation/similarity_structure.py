@@ -6,7 +6,6 @@ sentences keeps its rank, regardless of similarities between languages. It needs
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, mean_o
 from metaphrase.evaluation.significance import CHUNK, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Resamples, Seed, checked
+from metaphrase.io.digests import text_digest
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.mining.search import distinct_texts, unit_rows
 
@@ -125,7 +125,7 @@ def similarity_structure(
             )
             score, scores_r = 100.0, np.full(resamples, 100.0)
         samples.append(scores_r)
-        sha256 = hashlib.sha256("".join(f"{text}\n" for text in one).encode()).hexdigest()
+        sha256 = text_digest("".join(f"{text}\n" for text in one))
         languages[language] = Measurement(len(one), score, percentile_interval(scores_r), sha256)
     return Result(
         suite="similarity structure",

@@ -10,7 +10,6 @@ similarity"; the averages of STS22 follow WACSE.
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
 import re
 import time
@@ -30,6 +29,7 @@ from metaphrase.evaluation.measures import FEWER_RESAMPLES, spearman
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError
 from metaphrase.io.arguments import Resamples, Seed, checked
+from metaphrase.io.digests import text_digest
 from metaphrase.mining.search import unit_rows
 
 #: The 18 subsets of STS22, as MTEB names them: ten languages and eight pairs of languages.
@@ -68,7 +68,7 @@ class STSSet:
     def sha256(self) -> str:
         """Digest of the pairs, as lines ``first<TAB>second<TAB>score``."""
         rows = zip(self.first, self.second, self.scores, strict=True)
-        return hashlib.sha256("".join(f"{a}\t{b}\t{float(score)}\n" for a, b, score in rows).encode()).hexdigest()
+        return text_digest("".join(f"{a}\t{b}\t{float(score)}\n" for a, b, score in rows))
 
     def rows(self, chosen: Iterable[int]) -> STSSet:
         """Some of the pairs, by number."""

@@ -30,13 +30,18 @@ def file_sha256(path: str | Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def text_digest(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def json_digest(content: Any) -> str:
     """SHA-256 of data that JSON can express, regardless of the order of keys; other values count as their text.
 
     >>> json_digest({"a": 1, "b": [2]}) == json_digest({"b": (2,), "a": 1})
     True
     """
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+    return text_digest(json.dumps(content, sort_keys=True, default=str))
 
 
 def file_facts(path: str | Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
@@ -38,7 +37,7 @@ from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, PoolingMode, checked
 from metaphrase.io.configuration import ENCODER, option
-from metaphrase.io.digests import PinnedFile, files_sha256, unchanged
+from metaphrase.io.digests import PinnedFile, files_sha256, text_digest, unchanged
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claim_folder
@@ -430,7 +429,7 @@ def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
     if not benchmark.files:  # MTEB names the revisions of the data on the Hub
         with suppress(PackageNotFoundError):
             key["mteb"] = version("mteb")
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=list).encode()).hexdigest()
+    digest = text_digest(json.dumps(key, sort_keys=True, default=list))
     name = benchmark.name.replace(" ", "-").replace("/", "-")
     return subject.folder / f"{name}-{digest[:8]}.json"
 

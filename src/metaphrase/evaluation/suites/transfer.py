@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -37,7 +35,7 @@ from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.running import average
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
-from metaphrase.io.digests import files_sha256
+from metaphrase.io.digests import files_sha256, json_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.locks import exclusive
 
@@ -217,8 +215,7 @@ def _measure(
     runs, data = [], files_sha256(files)
     for seed in range(scale["seed"], scale["seed"] + subject.settings.finetuning_runs):
         content = settings | {"seed": seed, "revision": FINETUNED[name].revision, "data": data}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        output = subject.folder / f"{name}-{digest[:8]}"
+        output = subject.folder / f"{name}-{json_digest(content)[:8]}"
         run = settings | {"seed": seed, "output_dir": str(output), "disable_tqdm": not subject.show_progress}
         options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(run)
         with exclusive(output):
