@@ -43,7 +43,7 @@ from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.counts import counted
 from metaphrase.io.files import UDHR
 from metaphrase.io.progress import Advance
-from metaphrase.mining.search import distinct_texts
+from metaphrase.mining.search import first_occurrences
 from metaphrase.modeling.bulk import encode, is_text_transformer
 
 SAMPLE = 2000
@@ -280,7 +280,7 @@ def embeddings_by_language(embedded: Mapping[str, Embeddings], target_lang: str)
 def hubs_of(pairs: ParallelSet, sides: Embeddings) -> dict[str, Any]:
     """``hubness`` of the targets for the sources, and the worst ``hubs``; copies of a target are one hub."""
     source_nh, target_nh = sides
-    first_m = distinct_texts(pairs.targets)
+    first_m = first_occurrences(pairs.targets)
     skewness, count_m = hubs(source_nh, target_nh[first_m])
     worst = np.argsort(-count_m, kind="stable")[:HUBS_SHOWN]
     rows = [{"text": pairs.targets[first_m[row]], "count": int(count_m[row])} for row in worst]

@@ -25,7 +25,7 @@ from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.io.digests import text_digest
 from metaphrase.io.files import DEMO, UDHR
-from metaphrase.mining.search import distinct_texts, unit_rows
+from metaphrase.mining.search import first_occurrences, unit_rows
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def kept_structure(
     different sentences are compared. A language whose sentences the original finds equally similar, or that has fewer
     than three, has no order to lose, and counts 100.
     """
-    rows = [distinct_texts(sentences)[:_SENTENCES] for sentences in texts]
+    rows = [first_occurrences(sentences)[:_SENTENCES] for sentences in texts]
     sides = ([one_nh[row_n] for one_nh, row_n in zip(side, rows, strict=True)] for side in (before, after))
     return mean_correlation(*sides)
 

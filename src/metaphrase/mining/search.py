@@ -111,10 +111,10 @@ def distinct_rows(rows_nh: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.i
     return first_d[order_d], np.argsort(order_d)[distinct_n]
 
 
-def distinct_texts(texts: Sequence[str]) -> NDArray[np.intp]:
-    """First occurrence of each distinct text, shape ``(distinct,)``.
+def first_occurrences(texts: Sequence[str]) -> NDArray[np.intp]:
+    """Place of the first occurrence of each distinct text, shape ``(distinct,)``.
 
-    >>> distinct_texts(["b", "a", "b"])
+    >>> first_occurrences(["b", "a", "b"])
     array([0, 1])
     """
     return np.sort(np.unique(np.asarray(texts, dtype=object), return_index=True)[1])
