@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,7 +30,7 @@ from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import FEWER_RESAMPLES
-from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
+from metaphrase.evaluation.result import Measurement, Result, conditions, item_id, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.io.digests import text_digest
@@ -424,7 +423,7 @@ def evaluate_monolingual_answers(
     for (language, answer_set), question_nh, candidate_mh in zip(sets.items(), questions, candidates, strict=True):
         ranks = rank_answers(question_nh, [candidate_mh], np.array(answer_set.answers)[:, None], 0)
         item_n = ranks.reciprocal_nl[:, 0].round(6)
-        ids = [zlib.crc32(question.encode()) for question in answer_set.ids]
+        ids = [*map(item_id, answer_set.ids)]
         languages[language] = Measurement.of_items(item_n, _sha256({language: answer_set}, "sentence"), item_ids=ids)
     return Result(
         suite="monolingual answers",

@@ -8,6 +8,7 @@ keys at the same level: retrieval has ``source_to_target``, ``target_to_source``
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -65,6 +66,11 @@ class Measurement:
 def mean_of(measurements: Sequence[Measurement], interval: tuple[float, float] | None = None) -> Measurement:
     """Unweighted mean over some languages."""
     return Measurement(len(measurements), float(np.mean([one.score for one in measurements])), interval)
+
+
+def item_id(text: str) -> int:
+    """Id of an item, the same in all languages and results, from what identifies it in the data."""
+    return zlib.crc32(text.encode())
 
 
 def item_ids(languages: Mapping[str, Measurement]) -> dict[str, list[int]] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, sets_digest
 from metaphrase.evaluation.encoding import Encoders, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
-from metaphrase.evaluation.result import Measurement, Result, complete_groups, conditions
+from metaphrase.evaluation.result import Measurement, Result, complete_groups, conditions, item_id
 from metaphrase.evaluation.significance import RESAMPLES, cluster_interval, percentile_interval, resampled_means
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.mining.margins import neighbour_scores
@@ -334,7 +333,7 @@ def shared_ids(sets: Mapping[str, ParallelSet]) -> dict[str, list[int]] | None:
     targets = [set(one.targets) for one in sets.values()]
     if len(set().union(*targets)) == sum(map(len, targets)):
         return None
-    return {language: [zlib.crc32(text.encode()) for text in one.targets] for language, one in sets.items()}
+    return {language: [*map(item_id, one.targets)] for language, one in sets.items()}
 
 
 def _pattern(parallel: ParallelSet) -> str:

@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -31,6 +30,7 @@ from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name
 from metaphrase.corpus.kinds import check_distinct
 from metaphrase.corpus.text import open_text
+from metaphrase.evaluation.result import item_id
 from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.work_folders import damage_in
 
@@ -76,7 +76,7 @@ class TransferData:
 
     def item_ids(self) -> dict[str, list[int]]:
         """Ids of the test items of each language; the translations of an item have the same id."""
-        return {code: [zlib.crc32(item.encode()) for item in data["item"]] for code, data in self.test.items()}
+        return {code: [*map(item_id, data["item"])] for code, data in self.test.items()}
 
 
 @dataclass(frozen=True)
