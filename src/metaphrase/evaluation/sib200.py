@@ -45,13 +45,9 @@ _CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 PROBE_ITERATIONS = 1_000
 
 
-def _codes(pairs: str) -> dict[str, str]:
-    return dict(pair.split("=") for pair in pairs.split())
-
-
 #: SIB-200's codes of the languages that XLM-R was trained on (Conneau et al. 2020, table 6), by their codes in other data.
 #: SIB-200 lacks Breton, Western Frisian and Latin; spellings in Latin letters (``hi_rom``) are not counted.
-XLMR_LANGUAGES = _codes(
+_XLMR_CODES = (
     "af=afr_Latn am=amh_Ethi ar=arb_Arab as=asm_Beng az=azj_Latn be=bel_Cyrl bg=bul_Cyrl bn=ben_Beng bs=bos_Latn "
     "ca=cat_Latn cs=ces_Latn cy=cym_Latn da=dan_Latn de=deu_Latn el=ell_Grek en=eng_Latn eo=epo_Latn es=spa_Latn "
     "et=est_Latn eu=eus_Latn fa=pes_Arab fi=fin_Latn fr=fra_Latn ga=gle_Latn gd=gla_Latn gl=glg_Latn gu=guj_Gujr "
@@ -64,6 +60,7 @@ XLMR_LANGUAGES = _codes(
     "tr=tur_Latn ug=uig_Arab uk=ukr_Cyrl ur=urd_Arab uz=uzn_Latn vi=vie_Latn xh=xho_Latn yi=ydd_Hebr zh=zho_Hans "
     "zh-Hant=zho_Hant"
 )
+XLMR_LANGUAGES = dict(pair.split("=") for pair in _XLMR_CODES.split())
 
 
 @dataclass(frozen=True)

@@ -486,30 +486,23 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
             # It was measured with a copy of this encoder.
             scores = {name: {**score, "model": subject.name} for name, score in kept["scores"].items()}
             return {**kept, "model": subject.name, "scores": scores}
-        content = _measured(benchmark, subject)
+        start = time.perf_counter()
+        protocol = describe_protocol(benchmark, subject)
+        results = benchmark.measure(subject)
+        content = {
+            "part": benchmark.name,
+            "suite": benchmark.suite,
+            "protocol": protocol,
+            "model": subject.name,
+            "model_hash": subject.sha,
+            "settings": subject.settings.to_dict(),
+            "data": {"files": [file.name for file in benchmark.files], "sha256": files_sha256(benchmark.files)},
+            "scores": {name: replace(result, protocol=protocol).to_dict() for name, result in results.items()},
+            "seconds": round(time.perf_counter() - start, 1),
+            "hardware": hardware(),
+            "versions": versions(),
+        }
     return write_part(path, content)
-
-
-def _measured(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
-    """Measure a benchmark."""
-    start = time.perf_counter()
-    protocol = describe_protocol(benchmark, subject)
-    scores = {
-        name: replace(result, protocol=protocol).to_dict() for name, result in benchmark.measure(subject).items()
-    }
-    return {
-        "part": benchmark.name,
-        "suite": benchmark.suite,
-        "protocol": protocol,
-        "model": subject.name,
-        "model_hash": subject.sha,
-        "settings": subject.settings.to_dict(),
-        "data": {"files": [file.name for file in benchmark.files], "sha256": files_sha256(benchmark.files)},
-        "scores": scores,
-        "seconds": round(time.perf_counter() - start, 1),
-        "hardware": hardware(),
-        "versions": versions(),
-    }
 
 
 def measure_all(
