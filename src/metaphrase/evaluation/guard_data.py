@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -149,17 +149,13 @@ class _Kind(NamedTuple):
     texts: Callable[[Any], Iterable[str]]
 
 
-def _matching(pattern: re.Pattern[str], *parts: str) -> Callable[[Path], dict[str, set[str]]]:
-    """A function that finds the languages of each part in the names of files; ``""`` is the part without a split."""
-
-    def find(folder: Path) -> dict[str, set[str]]:
-        languages: dict[str, set[str]] = {}
-        for path in folder.iterdir():
-            if (match := pattern.fullmatch(path.name)) and (part := match["split"] or "") in parts:
-                languages.setdefault(part, set()).add(match["language"])
-        return languages
-
-    return find
+def _parts(pattern: re.Pattern[str], folder: Path) -> dict[str, set[str]]:
+    """The languages of each part in the names of files; ``""`` is the part without a split."""
+    languages: dict[str, set[str]] = {}
+    for path in folder.iterdir():
+        if (match := pattern.fullmatch(path.name)) and (part := match["split"] or "") in _PART_NAMES:
+            languages.setdefault(part, set()).add(match["language"])
+    return languages
 
 
 def _topic_parts(folder: Path) -> dict[str, Collection[str]]:
@@ -191,35 +187,35 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
 
 _KINDS = (
     _Kind(
-        _matching(STS_FILE, "dev", "test"),
-        lambda folder, part: load_sts_folder(folder, split=part),
-        evaluate_sts,
-        lambda sts: len(sts.scores),
-        STSSet.rows,
-        lambda sts: (*sts.first, *sts.second),
+        parts=partial(_parts, STS_FILE),
+        load=lambda folder, part: load_sts_folder(folder, split=part),
+        evaluate=evaluate_sts,
+        size=lambda sts: len(sts.scores),
+        pick=STSSet.rows,
+        texts=lambda sts: (*sts.first, *sts.second),
     ),
     _Kind(
-        _matching(PARALLEL_FILE, "dev", "test", ""),
-        lambda folder, part: load_parallel_folder(folder, split=part or None),
-        evaluate_retrieval,
-        lambda pairs: len(pairs.sources),
-        ParallelSet.rows,
-        lambda pairs: (*pairs.sources, *pairs.targets),
+        parts=partial(_parts, PARALLEL_FILE),
+        load=lambda folder, part: load_parallel_folder(folder, split=part or None),
+        evaluate=evaluate_retrieval,
+        size=lambda pairs: len(pairs.sources),
+        pick=ParallelSet.rows,
+        texts=lambda pairs: (*pairs.sources, *pairs.targets),
     ),
     _Kind(
-        _topic_parts,
-        _load_topics,
-        evaluate_topics,
-        lambda topics: len(topics.split) - topics.split.count("train"),
-        _topics_at,
-        lambda topics: topics.texts,
+        parts=_topic_parts,
+        load=_load_topics,
+        evaluate=evaluate_topics,
+        size=lambda topics: len(topics.split) - topics.split.count("train"),
+        pick=_topics_at,
+        texts=lambda topics: topics.texts,
     ),
     _Kind(
-        question_files,
-        lambda folder, part: load_questions(question_files(folder)[part]),
-        evaluate_monolingual_answers,
-        lambda answers: len(answers.ids),
-        AnswerSet.chosen,
-        lambda answers: (*answers.questions, *answers.sentences),
+        parts=question_files,
+        load=lambda folder, part: load_questions(question_files(folder)[part]),
+        evaluate=evaluate_monolingual_answers,
+        size=lambda answers: len(answers.ids),
+        pick=AnswerSet.chosen,
+        texts=lambda answers: (*answers.questions, *answers.sentences),
     ),
 )

@@ -79,27 +79,42 @@ class FineTunedTask:
 
 def _pairs(suite: str, name: str, work: float, probe_work: float) -> FineTunedTask:
     columns, classes = TASKS[name]
-    described = "logistic regression on u, v, |u − v| and u ∗ v of sentence embeddings"
-    probe = Probe(partial(probe_pairs, columns), 600, probe_work, described)
     return FineTunedTask(
-        suite, pairs_format(columns, classes), finetune_classification, ClassificationOptions, work, probe
+        suite,
+        form=pairs_format(columns, classes),
+        run=finetune_classification,
+        options=ClassificationOptions,
+        work=work,
+        probe=Probe(
+            partial(probe_pairs, columns),
+            limit_test=600,
+            work=probe_work,
+            description="logistic regression on u, v, |u − v| and u ∗ v of sentence embeddings",
+        ),
     )
 
 
 FINETUNED = {
     "xnli": _pairs("nli", "xnli", 1.0, 0.15),
     "pawsx": _pairs("paraphrase", "pawsx", 2.2, 0.35),
-    "xquad": FineTunedTask("qa", QUESTIONS, finetune_question_answering, QuestionAnsweringOptions, 0.95),
+    "xquad": FineTunedTask(
+        "qa", form=QUESTIONS, run=finetune_question_answering, options=QuestionAnsweringOptions, work=0.95
+    ),
     "ud": FineTunedTask(
         "pos",
-        treebank_format(),
-        finetune_tagging,
-        TaggingOptions,
-        0.35,
-        Probe(probe_tags, 300, 0.04, "logistic regression on the states of words in the last layer"),
-        {"train": "dev", "test": "test"},
-        "trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy",
-        "chunk_f1",
+        form=treebank_format(),
+        run=finetune_tagging,
+        options=TaggingOptions,
+        work=0.35,
+        probe=Probe(
+            probe_tags,
+            limit_test=300,
+            work=0.04,
+            description="logistic regression on the states of words in the last layer",
+        ),
+        splits={"train": "dev", "test": "test"},
+        protocol="trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy",
+        statistic="chunk_f1",
         revision=4,
     ),
 }
