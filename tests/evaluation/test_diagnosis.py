@@ -11,14 +11,8 @@ from metaphrase.corpus.checks import read_corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation import diagnosis
-from metaphrase.evaluation.diagnosis import (
-    closer,
-    diagnose,
-    geometry,
-    measure,
-    sample_blocks,
-    under_aligned,
-)
+from metaphrase.evaluation.diagnosis import closer, diagnose, measure, sample_blocks, under_aligned
+from metaphrase.evaluation.geometry import geometry
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import entropy, mannwhitneyu
+from scipy.stats import mannwhitneyu
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.aligners.embedding import EmbeddingAligner
@@ -28,7 +28,7 @@ from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import pooling_of
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import prepare
-from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
+from metaphrase.evaluation.geometry import geometry, hubs, language_identification
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, retrieval_hits
 from metaphrase.evaluation.significance import (
     RESAMPLES,
@@ -195,36 +195,6 @@ def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance, pro
 
 
 # ------------------------------------------------------------------------------------------------------------ geometry
-
-
-def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
-    """Geometry of embeddings.
-
-    ``effective_rank``, the exponential of the entropy of the shares of variance, lies between 1 and ``dimensions``.
-
-    Reference: Roy and Vetterli 2007, "The effective rank: A measure of effective dimensionality", definition 1, here of
-    the spectrum of the covariance matrix.
-
-    >>> geometry(np.eye(4, dtype=np.float32))["mean_cosine"]
-    0.0
-    """
-    embedding_nh = embedding_nh.astype(np.float64)
-    n, dimensions = embedding_nh.shape
-    total_h = embedding_nh.sum(axis=0)
-    mean_cosine = (total_h @ total_h - (embedding_nh**2).sum()) / (n * (n - 1)) if n > 1 else 1.0
-    centred_nh = embedding_nh - total_h / n
-    variance_h = np.linalg.eigvalsh(centred_nh.T @ centred_nh / n)[::-1].clip(min=0)
-    if variance_h.sum() < 1e-12:
-        variance_h = np.eye(1, dimensions)[0]
-    share_h = variance_h / variance_h.sum()
-    return {
-        "mean_cosine": float(mean_cosine),
-        "first_component": float(share_h[0]),
-        "first_ten": float(share_h[:10].sum()),
-        "effective_rank": float(np.exp(entropy(share_h))),
-        "isotropy": isotropy(embedding_nh),
-        "dimensions": float(dimensions),
-    }
 
 
 def collapse(facts: Mapping[str, float]) -> list[Finding]:

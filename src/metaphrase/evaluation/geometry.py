@@ -1,4 +1,4 @@
-"""Geometry of embeddings in several languages: how well a language can be read from them, hubs, and isotropy.
+"""Geometry of embeddings: their spread and isotropy, hubs, and how well a language can be read from them.
 
 Shapes: ``n`` sentences, ``m`` pool rows, ``h`` hidden.
 """
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import skew
+from scipy.stats import entropy, skew
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
@@ -58,6 +58,36 @@ def isotropy(embedding_nh: NDArray[np.floating]) -> float:
     dots_nh = x_nh @ vector_hh
     z_2h = np.exp(np.stack([dots_nh, -dots_nh])).sum(axis=1)
     return float(z_2h.min() / z_2h.max())
+
+
+def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
+    """Geometry of embeddings.
+
+    ``effective_rank``, the exponential of the entropy of the shares of variance, lies between 1 and ``dimensions``.
+
+    Reference: Roy and Vetterli 2007, "The effective rank: A measure of effective dimensionality", definition 1, here of
+    the spectrum of the covariance matrix.
+
+    >>> geometry(np.eye(4, dtype=np.float32))["mean_cosine"]
+    0.0
+    """
+    embedding_nh = embedding_nh.astype(np.float64)
+    n, dimensions = embedding_nh.shape
+    total_h = embedding_nh.sum(axis=0)
+    mean_cosine = (total_h @ total_h - (embedding_nh**2).sum()) / (n * (n - 1)) if n > 1 else 1.0
+    centred_nh = embedding_nh - total_h / n
+    variance_h = np.linalg.eigvalsh(centred_nh.T @ centred_nh / n)[::-1].clip(min=0)
+    if variance_h.sum() < 1e-12:
+        variance_h = np.eye(1, dimensions)[0]
+    share_h = variance_h / variance_h.sum()
+    return {
+        "mean_cosine": float(mean_cosine),
+        "first_component": float(share_h[0]),
+        "first_ten": float(share_h[:10].sum()),
+        "effective_rank": float(np.exp(entropy(share_h))),
+        "isotropy": isotropy(embedding_nh),
+        "dimensions": float(dimensions),
+    }
 
 
 def language_identification(sentences: Mapping[str, NDArray[Any]]) -> dict[str, float]:
