@@ -180,7 +180,7 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     if any(file.format == "dataset" for file in files) and (streaming or on_disk is not None):
         raise UsageError("A data set in memory is neither streamed nor stored. Omit `streaming` and `on_disk`.")
     if streaming:
-        return Corpus(*stream_files(files, selection, temperature, seed))
+        return _stream(files, selection, temperature, seed)
     loaded = _in_memory(files, selection) if on_disk is None else _on_disk(files, selection, Path(on_disk))
     if temperature is not None:
         assert isinstance(loaded.dataset, Dataset)
@@ -304,15 +304,11 @@ def mix(languages: Sequence[str], temperature: float, seed: int) -> list[int]:
 # Streaming
 
 
-def stream_files(
-    files: Sequence[BitextFile], selection: Selection, temperature: float | None, seed: int
-) -> tuple[IterableDataset, CorpusReport, list[dict[str, Any]]]:
-    """Open files as one interleaved stream.
+def _stream(files: Sequence[BitextFile], selection: Selection, temperature: float | None, seed: int) -> Corpus:
+    """Files as one interleaved stream.
 
     The files of a language are its shards, unless the rows to keep depend on those before them: with a limit, or if
     duplicates are dropped.
-
-    Returns the stream, the report that is filled while it is read, and the facts of each file.
     """
     report = CorpusReport()
     groups: dict[str | None, Sequence[BitextFile]] = {}
@@ -360,18 +356,17 @@ def stream_files(
         for group in groups.values()
     ]
     if len(streams) == 1:
-        return streams[0], report, facts
+        return Corpus(streams[0], report, facts)
     sizes = {str(code): sum(map(_size, group)) for code, group in groups.items()}
     if selection.limit is not None:
         sizes = {language: min(size, selection.limit) for language, size in sizes.items()}
-    once = temperature is None
     dataset = interleave_datasets(
         streams,
         probabilities=list(shares(sizes, 1.0 if temperature is None else temperature).values()),
         seed=seed,
-        stopping_strategy="all_exhausted_without_replacement" if once else "all_exhausted",
+        stopping_strategy="all_exhausted_without_replacement" if temperature is None else "all_exhausted",
     )
-    return dataset, report, facts
+    return Corpus(dataset, report, facts)
 
 
 def _warn_of_missing(languages: Iterable[str]) -> None:

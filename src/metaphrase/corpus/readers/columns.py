@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -39,21 +39,13 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
     """Find the columns of a pair: the given ones, ``source`` and ``target``, or language codes; None if one is missing."""
     names = list(names)
     columns = _by_role(names, file)
-
-    def column(role: str | None) -> str | None:
-        found = columns.get(role or "", [])
-        if len(found) > 1:
-            raise CorpusError(
-                f"{file.name} has several columns for {role!r}: {', '.join(map(repr, found))}. Rename all but one of them."
-            )
-        return found[0] if found else None
-
+    column = partial(_column, columns, file)
     languages: tuple[str | None, str | None]
     if file.columns:
         source, target = (name if name in names else None for name in file.columns)
         languages = file.language, file.into
     else:
-        source, target, languages = _named_pair(columns, column, file)
+        source, target, languages = _pair_columns(columns, file)
     if source is None or target is None:
         return None
     source_lang, target_lang, *optional = (column(name) or name for name in ("source_lang", "target_lang", *OPTIONAL))
@@ -84,10 +76,21 @@ def _source_codes(roles: Iterable[str], file: BitextFile) -> list[str]:
     return codes if len(codes) == 1 else [*filter(standard_code, codes)]  # not "idx"
 
 
-def _named_pair(
-    columns: Iterable[str], column: Callable[[str | None], str | None], file: BitextFile
+def _column(columns: Mapping[str, list[str]], file: BitextFile, role: str) -> str | None:
+    """The column of a role, or None; several are refused."""
+    found = columns.get(role, [])
+    if len(found) > 1:
+        raise CorpusError(
+            f"{file.name} has several columns for {role!r}: {', '.join(map(repr, found))}. Rename all but one of them."
+        )
+    return found[0] if found else None
+
+
+def _pair_columns(
+    columns: Mapping[str, list[str]], file: BitextFile
 ) -> tuple[str | None, str | None, tuple[str | None, str | None]]:
     """The columns of a pair by their roles, and the languages of a row."""
+    column = partial(_column, columns, file)
     codes = _source_codes(columns, file)
     code = codes[0] if len(codes) == 1 else None
     source, target = column("source"), column("target")
