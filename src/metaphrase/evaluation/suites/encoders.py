@@ -421,8 +421,12 @@ def _read_answers(folder: Path, languages: Iterable[str], settings: Settings) ->
 # SIB-200
 
 
-def _topic_folders(data: Path | None, settings: Settings) -> Iterator[dict[str, dict[str, Path]]]:
-    """SIB-200, in a folder of this name: the files of English and of the other languages by split."""
+#: The files of SIB-200 by language and split.
+TopicFiles = Mapping[str, Mapping[str, Path]]
+
+
+def _topic_folders(data: Path | None, settings: Settings) -> Iterator[tuple[TopicFiles, tuple[Path, ...]]]:
+    """SIB-200, in a folder of this name: the files of English and of the other languages, and all of them."""
     for folder in folders(data):
         files = sib200.topic_files(folder) if folder_name(folder) == "sib200" else {}
         asked = list(files) if settings.languages is None else settings.languages
@@ -431,7 +435,8 @@ def _topic_folders(data: Path | None, settings: Settings) -> Iterator[dict[str, 
             warn_absent(folder, [language for language, code in codes.items() if code is None])
         wanted = [code for code in dict.fromkeys(codes.values()) if code and code != sib200.ENGLISH]
         if wanted and sib200.ENGLISH in files:
-            yield {language: files[language] for language in (sib200.ENGLISH, *wanted)}
+            chosen = {language: files[language] for language in (sib200.ENGLISH, *wanted)}
+            yield chosen, tuple(path for splits in chosen.values() for path in splits.values())
 
 
 def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
@@ -440,8 +445,7 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured on test, or "
         f"dev without test{_UNQUOTED}"
     )
-    for files in _topic_folders(data, settings):
-        used = tuple(path for splits in files.values() for path in splits.values())
+    for files, used in _topic_folders(data, settings):
         absent = [one for one in settings.trained_languages or () if sib200.find_language(one, files) is None]
         if absent and settings.first is None:
             logger.warning("--trained_languages has languages without data in SIB-200: %s.", ", ".join(absent))
@@ -450,7 +454,7 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         yield Benchmark("sib200", "sib200", protocol, used, text_size(used), measure, fixed)
 
 
-def _measure_sib200(files: Mapping[str, Mapping[str, Path]], first: int | None, subject: Subject) -> Results:
+def _measure_sib200(files: TopicFiles, first: int | None, subject: Subject) -> Results:
     """Retrieval and topics; a sample is measured, but the classifier is trained on all English sentences."""
     whole = sib200.load_topics(files)
     sets = {language: one.first_sentences(first) for language, one in whole.items()}
@@ -477,8 +481,7 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     for name, tests in parallel_folders(data, settings).items():
         found = tests.benchmark(f"{name} xsim++", "xsim++", protocol, partial(_measure_xsimpp, name, tests.read))
         yield replace(found, fixed=fixed)
-    for files in _topic_folders(data, settings):
-        used = tuple(path for splits in files.values() for path in splits.values())
+    for files, used in _topic_folders(data, settings):
         work = text_size(used) / 8  # one split of two or three
         measure = partial(_measure_xsimpp, "sib200", partial(_sib200_pairs, files, settings.first))
         yield Benchmark(
@@ -490,7 +493,7 @@ def _measure_xsimpp(name: str, read: Callable[[], Mapping[str, ParallelSet]], su
     return {f"{name} xsim++": xsimpp.evaluate_xsimpp(subject.model, read(), **subject.options(FEWER_RESAMPLES))}
 
 
-def _sib200_pairs(files: Mapping[str, Mapping[str, Path]], first: int | None) -> dict[str, ParallelSet]:
+def _sib200_pairs(files: TopicFiles, first: int | None) -> dict[str, ParallelSet]:
     sets = sib200.load_topics(files)
     split = sib200.measured(sets[sib200.ENGLISH])
     return sib200.topic_pairs({code: one.split_only(split).first_sentences(first) for code, one in sets.items()})
@@ -525,10 +528,9 @@ def _mteb_topics(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         "MTEB's SIB200Classification: accuracy of ten classifiers in each language, each of 8 sentences of each topic of "
         f"train, measured on test, or dev without test{_UNQUOTED}"
     )
-    for files in _topic_folders(data, settings):
+    for files, used in _topic_folders(data, settings):
         languages = {sib200.find_language(language, files) for language in settings.languages or files}
         make = partial(_topic_task, files, [language for language in files if language in languages], settings.first)
-        used = tuple(path for splits in files.values() for path in splits.values())
         measure = partial(_measure_mteb, "sib200", make)
         fixed = {"texts": _UNQUOTED}
         yield Benchmark("mteb sib200", "mteb", protocol, used, text_size(used), measure, fixed, _MTEB_READS)
@@ -553,9 +555,7 @@ def _bitext_task(name: str, tests: ParallelFolder, tasks: Any, subject: Subject)
     return tasks.bitext_task(f"{name}-bitext", sets)
 
 
-def _topic_task(
-    files: Mapping[str, Mapping[str, Path]], languages: Sequence[str], first: int | None, tasks: Any, subject: Subject
-) -> Any:
+def _topic_task(files: TopicFiles, languages: Sequence[str], first: int | None, tasks: Any, subject: Subject) -> Any:
     """A sample is measured, but the classifiers are trained on all sentences."""
     sets = sib200.load_topics(files, by_id=False)
     return tasks.topic_task("sib200-classification", {language: sets[language] for language in languages}, first)
