@@ -418,8 +418,6 @@ def _is_shard(path: Path) -> bool:
 
 def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:
     """A Moses pair with the languages of its suffixes; the corpus's target comes second."""
-    for path in (first, second):
-        check_regular(path)
     suffixes = [_suffix(path) for path in (first, second)]
     languages = [bare_language(suffix) if is_language(suffix.lower()) else None for suffix in suffixes]
     if languages[0] == into:
