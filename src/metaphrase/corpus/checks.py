@@ -45,7 +45,7 @@ SURE, ABSENT = 0.4, 0.2
 MIN_LINES = 20
 #: Share of lines in another language, with high probability, that is a warning.
 OTHER_LINES = 0.1
-#: Share of pairs with identical sides, or with one and the same text on a side, that is an error, or a warning.
+#: Share of pairs with identical sides, or with the same text on one side, above which this is an error, or a warning.
 IDENTICAL_ERROR, IDENTICAL_WARNING = 0.5, 0.1
 #: Share of duplicate pairs that is a warning.
 DUPLICATES = 0.1

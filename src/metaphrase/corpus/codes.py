@@ -66,7 +66,9 @@ def standard_code(name: str) -> str | None:
 
 
 def bare_language(language: str) -> str:
-    """The shortest code of a language without script and region, also for its English name; others are in lower case.
+    """The shortest code of a language, given by a code or its English name, without script and region.
+
+    Other names are returned in lower case.
 
     >>> bare_language("zh_CN"), bare_language("zh-Hans"), bare_language("eus"), bare_language("Swahili"), bare_language("xx")
     ('zh', 'zh', 'eu', 'sw', 'xx')

@@ -33,7 +33,7 @@ def shared_sentences(train: Any, test: Any) -> list[Shared]:
     if not tested:
         return []
     sources, targets = map(set, zip(*tested, strict=True))
-    # of the tested: all of the corpus may not fit into memory
+    # Only the pairs that share a side with a test pair are collected: the corpus may not fit into memory.
     trained = [(source, target) for source, target in _keys(train) if source in sources or target in targets]
     known_sources, known_targets, pairs = {one for one, _ in trained}, {one for _, one in trained}, set(trained)
     return [Shared(pair[0] in known_sources, pair[1] in known_targets, pair in pairs) for pair in tested]

@@ -115,7 +115,7 @@ def files_by_language(
     path: str | Path,
     pattern: re.Pattern[str],
     split: str | None,
-    languages: Sequence[str] | None = None,
+    languages: Sequence[str] | None,
     *,
     named: str,
     example: str,

@@ -88,9 +88,9 @@ def _chunks_and_words(text: str, language: str) -> tuple[int, int]:
 def are_tokenised(texts: Sequence[str], language: str | None) -> bool | None:
     """Whether the words of one side of a corpus are already separated by spaces, judged from a sample of its sentences.
 
-    A single word, as in "北京大学 。", does not show it. The side is tokenised if `is_tokenised` holds for two thirds of the
-    sentences of several words, and it is not if it holds for at most one third. None means that each sentence has to be
-    judged by itself.
+    Sentences of a single word, such as "北京大学 。", do not count. The side is tokenised if `is_tokenised` holds for two
+    thirds of the others, and it is not if it holds for at most one third. None means that each sentence has to be judged
+    by itself.
 
     >>> are_tokenised(["我们 喜欢 北京大学 。", "猫 喝 牛奶 。", "北京大学 。"], "zh")
     True

@@ -323,26 +323,24 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
             for split in named.splits
         }
         best = best_threshold(mined[tuned].score_c, _correct(splits[tuned], mined[tuned]), len(splits[tuned].gold))
-        score_c = mined[scored].score_c
-        kept = mined[scored].take(score_c > best.threshold if comparison == ">" else score_c >= best.threshold)
-        correct_c = _correct(splits[scored], kept)
-        outcomes = _outcomes(splits[scored], kept, correct_c)
-        shares = f1_scores(int(correct_c.sum()), len(correct_c), len(splits[scored].gold))
+        texts, candidates = splits[scored], mined[scored]
+        above_c = candidates.score_c > best.threshold if comparison == ">" else candidates.score_c >= best.threshold
+        kept = candidates.take(above_c)
+        correct_c = _correct(texts, kept)
+        shares = f1_scores(int(correct_c.sum()), len(correct_c), len(texts.gold))
         details: dict[str, Any] = {
-            "sources": len(splits[scored].sources),
-            "targets": len(splits[scored].targets),
-            "gold": len(splits[scored].gold),
-            "candidates": len(score_c),
+            "sources": len(texts.sources),
+            "targets": len(texts.targets),
+            "gold": len(texts.gold),
+            "candidates": len(above_c),
             "kept": len(correct_c),
             "correct": int(correct_c.sum()),
             **{key: 100 * share for key, share in zip(("precision", "recall", "f1"), shares, strict=True)},
             "threshold": best.threshold,
             "tuned_on": {"split": tuned, "sha256": splits[tuned].sha256, "f1": 100 * best.f1},
-            "outcomes": {source: " ".join(map(str, counts)) for source, counts in outcomes.items()},
+            "outcomes": _outcomes(texts, kept, correct_c),
         }
-        languages[language] = Measurement(
-            details["sources"], details["f1"], sha256=splits[scored].sha256, details=details
-        )
+        languages[language] = Measurement(details["sources"], details["f1"], sha256=texts.sha256, details=details)
     return Result(
         suite="mining",
         model=name or type(model).__name__,
@@ -375,12 +373,12 @@ def _correct(data: MiningSet, pairs: Pairs) -> NDArray[np.bool_]:
     )
 
 
-def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dict[str, tuple[int, int, int]]:
-    """Numbers of correct, kept and gold pairs of each source sentence with any pair."""
+def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dict[str, str]:
+    """Numbers of correct, kept and gold pairs of each source sentence with any pair, separated by spaces."""
     sources = [data.source_ids[source] for source in kept.source_c.tolist()]
     n_kept, n_gold = Counter(sources), Counter(source for source, _ in data.gold)
     n_correct = Counter(source for source, right in zip(sources, correct_c.tolist(), strict=True) if right)
-    return {source: (n_correct[source], n_kept[source], n_gold[source]) for source in sorted(n_kept | n_gold)}
+    return {source: f"{n_correct[source]} {n_kept[source]} {n_gold[source]}" for source in sorted(n_kept | n_gold)}
 
 
 class MiningEvaluator(RecordedEvaluator):

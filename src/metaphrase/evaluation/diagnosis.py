@@ -49,11 +49,11 @@ from metaphrase.modeling.bulk import encode, is_text_transformer
 SAMPLE = 2000
 #: Number of neighbouring pairs in a block of the sample.
 BLOCK = 100
-#: Embeddings have collapsed below this effective rank, or above `COLLAPSED_COSINE`. They are concentrated above the mean
-#: cosine, or the share of variance of the first component, in the second line.
+#: Embeddings have collapsed below this effective rank, or above `COLLAPSED_COSINE`.
 COLLAPSED_RANK = 2.0
+#: They are concentrated above this mean cosine, or above this share of variance of the first component.
 CROWDED_COSINE, CROWDED_SHARE = 0.95, 0.5
-#: With fewer different sentences, a sound model's embeddings have as few dimensions as collapsed ones, so it is not judged.
+#: With fewer different sentences, the embeddings of a sound model have as few dimensions as collapsed ones: it is not judged.
 FEWEST = 20
 #: Mean distance (1 − cosine) to the embeddings of the baseline below which a model is unchanged, or hardly changed.
 UNCHANGED, HARDLY_CHANGED = 1e-6, 1e-4
@@ -66,7 +66,6 @@ POOLING_GAIN, POOLING_PAIRS = 5.0, 400
 #: Number of pairs whose words are aligned, minimum number of occurrences of a word, number of words in a table, and share
 #: of the occurrences of a word that must have a link.
 WORD_PAIRS, WORD_COUNT, WORDS_SHOWN, LINKED = 400, 5, 15, 0.5
-
 #: Number of hubs of a language that are listed.
 HUBS_SHOWN = 3
 

@@ -153,7 +153,7 @@ def topic_task(name: str, sets: Mapping[str, TopicSet], first: int | None = None
 
     Args:
         name: Name of the task, under which its result is cached.
-        sets: Sentences per language, from `load_topic_folder` without ``by_id``. Languages that MTEB lacks are left out.
+        sets: Sentences per language, from `load_topic_folder` without ``by_id``. Languages that MTEB lacks are skipped.
         first: Number of sentences that are measured, of ``test``, or ``dev`` without ``test``; None measures all.
 
     Raises:
@@ -186,7 +186,7 @@ def answer_task(name: str, sets: Mapping[str, AnswerSet]) -> AbsTask:
 
     Args:
         name: Name of the task, under which its result is cached.
-        sets: Questions and candidates per language, from `load_answer_folder`. Languages that MTEB lacks are left out.
+        sets: Questions and candidates per language, from `load_answer_folder`. Languages that MTEB lacks are skipped.
 
     Raises:
         MissingFileError: MTEB has none of the languages.

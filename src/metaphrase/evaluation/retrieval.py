@@ -143,7 +143,7 @@ def pooled_hits(
     The pool holds each different text of both sides of all languages once. An encoder that puts the sentences of a language
     close to each other finds one of these instead. With a model for each language, a text that occurs in several has the
     embedding of the first. Two texts are translations of each other if they are in pairs with the
-    same target. A sentence whose pool has no other translation, because it equals its own, counts as found.
+    same target. A sentence that equals all of its translations counts as found.
 
     Args:
         sets: Parallel sentences per language.

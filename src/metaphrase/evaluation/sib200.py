@@ -41,7 +41,7 @@ ENGLISH = "eng_Latn"
 #: Files of SIB-200.
 TOPIC_FILE = re.compile(r"(?P<language>[a-z]{3}_[A-Z][a-z]{3})\.(?P<split>train|dev|test)\.tsv(\.gz)?")
 _CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
-#: Iterations of the probe, which converges in fewer.
+#: Maximum number of iterations of the probe, which converges in fewer.
 PROBE_ITERATIONS = 1_000
 
 
