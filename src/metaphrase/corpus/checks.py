@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 
 from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.files import CorpusLike, find_files, source_language
-from metaphrase.corpus.identification import (
-    LINES,
-    Identification,
-    canonical,
-    identify,
-    knows,
-    language_name,
-    related,
-)
+from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name, related
 from metaphrase.corpus.overlap import shared_sentences
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
@@ -181,8 +173,10 @@ def check_languages(
     """
     language = pairs.language
     source, target = (identify(side, lines=lines, seed=seed) for side in (pairs.sources, pairs.targets))
-    if swapped := _swapped(pairs, target_lang, source, target) or _partly_swapped(pairs, target_lang, source, target):
-        return [swapped]
+    if knows(target_lang) and target_lang != language:
+        swapped = _swapped(pairs, target_lang, source, target) or _partly_swapped(pairs, target_lang, source, target)
+        if swapped:
+            return [swapped]
     findings = (
         _check_side("source", language, language, source),
         _check_side("target", target_lang, language, target),
@@ -192,8 +186,6 @@ def check_languages(
 
 def _swapped(pairs: ParallelSet, target_lang: str, source: Identification, target: Identification) -> Finding | None:
     known = knows(pairs.language)
-    if not knows(target_lang) or target_lang == pairs.language:
-        return None
     if source.share(target_lang) < SURE or target.share(target_lang) > ABSENT:
         return None
     if known and (target.share(pairs.language) < SURE or source.share(pairs.language) > ABSENT):
@@ -218,8 +210,6 @@ def _partly_swapped(
     pairs: ParallelSet, target_lang: str, source: Identification, target: Identification
 ) -> Finding | None:
     """The finding about lines of each side that are in the language of the other, in similar numbers."""
-    if not knows(target_lang) or target_lang == pairs.language:
-        return None
     sources = [line for line in source.others(pairs.language) if line.language in related(target_lang)]
     targets = [
         line

@@ -86,9 +86,9 @@ def retrieval_hits(
             f"Retrieval needs one target per source, but got {len(source_nh)} sources and {len(target_nh)} targets."
         )
     sides = unit_rows(np.asarray(source_nh)), unit_rows(np.asarray(target_nh))
+    nearest = _nearest if margin_k is None else partial(largest_margin, k=margin_k)
     hits = []
     for query, pool in ((0, 1), (1, 0)):
-        nearest = _nearest if margin_k is None else partial(largest_margin, k=margin_k)
         nearest_n = nearest(sides[query], sides[pool])
         gold_n = np.arange(len(nearest_n))
         if match_text is not None:
