@@ -77,7 +77,7 @@ class FineTunedTask:
         return {option: f"{folder}@{split}" for option, split in self.splits.items()}
 
 
-def _pairs(suite: str, name: str, work: float, probe_work: float) -> FineTunedTask:
+def _pair_task(suite: str, name: str, work: float, probe_work: float) -> FineTunedTask:
     columns, classes = TASKS[name]
     return FineTunedTask(
         suite,
@@ -95,8 +95,8 @@ def _pairs(suite: str, name: str, work: float, probe_work: float) -> FineTunedTa
 
 
 FINETUNED = {
-    "xnli": _pairs("nli", "xnli", 1.0, 0.15),
-    "pawsx": _pairs("paraphrase", "pawsx", 2.2, 0.35),
+    "xnli": _pair_task("nli", "xnli", 1.0, 0.15),
+    "pawsx": _pair_task("paraphrase", "pawsx", 2.2, 0.35),
     "xquad": FineTunedTask(
         "qa", form=QUESTIONS, run=finetune_question_answering, options=QuestionAnsweringOptions, work=0.95
     ),
@@ -162,7 +162,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 f"small scale: {task.protocol}; {_limits(scale)}{', bfloat16' * settings.bf16}",
                 used,
                 task.work * text_size(used) * settings.finetuning_runs,
-                partial(_measure, name, scale, folder, wanted, used),
+                partial(_finetune_and_measure, name, scale, folder, wanted, used),
                 {"small scale": scale, **_INTERVALS},
                 reads=("languages", "finetuning_runs"),
             )
@@ -215,7 +215,7 @@ def _measure_probe(
     return results
 
 
-def _measure(
+def _finetune_and_measure(
     name: str,
     scale: Mapping[str, Any],
     folder: Path,
