@@ -1399,11 +1399,11 @@ def test_data_that_change_while_they_are_measured_are_refused(counted, subject):
 def test_fine_tuning_does_not_resume_with_other_data(data, tiny_encoder, tiny_encoder_dir, tmp_path, monkeypatch):
     folders = []
 
-    def run(options, arguments, *, files):
+    def task(options, arguments):
         folders.append(arguments.output_dir)
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(FINETUNED, "pawsx", replace(FINETUNED["pawsx"], run=run))
+    monkeypatch.setitem(FINETUNED, "pawsx", replace(FINETUNED["pawsx"], task=task))
     settings = Settings(transfer="finetune", finetuning={"use_cpu": True})
     subject = Subject(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
     for label in "01":

@@ -27,14 +27,15 @@ from metaphrase.evaluation.suites.benchmarks import (
     wanted_languages,
 )
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
-from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, finetune_classification
+from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, PairTask
 from metaphrase.evaluation.transfer.data import ENGLISH, QUESTIONS, Format, files_of, pairs_format, treebank_format
 from metaphrase.evaluation.transfer.frozen import C, Probe, probe_pairs, probe_tags
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.planning import load_benchmark
-from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
-from metaphrase.evaluation.transfer.running import average
-from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
+from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, QuestionTask
+from metaphrase.evaluation.transfer.running import average, fine_tune
+from metaphrase.evaluation.transfer.tagging import TaggingOptions, TaggingTask
+from metaphrase.evaluation.transfer.tasks import Task
 from metaphrase.io.digests import files_sha256, json_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.locks import exclusive
@@ -50,6 +51,7 @@ class FineTunedTask:
     """A data set that a suite trains on, by fine-tuning or by a probe.
 
     Attributes:
+        task: Makes the task from options and arguments.
         work: Bytes encoded per byte of the files, estimated from the durations on one machine.
         splits: Splits of its data, by the option that names them; those measured are last.
         statistic: Measure of the items of its first metric, a key of `MEASURES`.
@@ -58,7 +60,7 @@ class FineTunedTask:
 
     suite: str
     form: Format
-    run: Callable[..., Mapping[str, Any]]
+    task: Callable[..., Task]
     options: type
     work: float
     probe: Probe | None = None
@@ -82,7 +84,7 @@ def _pair_task(suite: str, name: str, work: float, probe_work: float) -> FineTun
     return FineTunedTask(
         suite,
         form=pairs_format(columns, classes),
-        run=finetune_classification,
+        task=PairTask,
         options=ClassificationOptions,
         work=work,
         probe=Probe(
@@ -97,13 +99,11 @@ def _pair_task(suite: str, name: str, work: float, probe_work: float) -> FineTun
 FINETUNED = {
     "xnli": _pair_task("nli", "xnli", 1.0, 0.15),
     "pawsx": _pair_task("paraphrase", "pawsx", 2.2, 0.35),
-    "xquad": FineTunedTask(
-        "qa", form=QUESTIONS, run=finetune_question_answering, options=QuestionAnsweringOptions, work=0.95
-    ),
+    "xquad": FineTunedTask("qa", form=QUESTIONS, task=QuestionTask, options=QuestionAnsweringOptions, work=0.95),
     "ud": FineTunedTask(
         "pos",
         form=treebank_format(),
-        run=finetune_tagging,
+        task=TaggingTask,
         options=TaggingOptions,
         work=0.35,
         probe=Probe(
@@ -234,7 +234,7 @@ def _finetune_and_measure(
         run = settings | {"seed": seed, "output_dir": str(output), "disable_tqdm": not subject.show_progress}
         options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(run)
         with exclusive(output):
-            runs.append(FINETUNED[name].run(options, arguments, files=files))
+            runs.append(fine_tune(FINETUNED[name].task(options, arguments), files=files))
     results = finetuned_results(name, mean_of_runs(name, runs))
     return {title: replace(result, model=subject.name) for title, result in results.items()}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -114,14 +113,10 @@ def against_majority(correct_n: Sequence[float], label_n: Sequence[int]) -> dict
     }
 
 
-def finetune_classification(
-    options: ClassificationOptions, arguments: FineTuningArguments, *, files: Sequence[Path] | None = None
-) -> Mapping[str, Any]:
+def finetune_classification(options: ClassificationOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
     """Fine-tune an encoder on pairs of sentences and measure its accuracy in each language.
-
-    If ``files`` are given, only these are read from folders.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metric is ``accuracy``.
     """
-    return fine_tune(PairTask(options, arguments), files=files)
+    return fine_tune(PairTask(options, arguments))

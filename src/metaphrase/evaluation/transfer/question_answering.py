@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -226,13 +225,11 @@ def _logits(output: Any, windows: Sequence[Window]) -> list[NDArray[np.floating]
 
 
 def finetune_question_answering(
-    options: QuestionAnsweringOptions, arguments: FineTuningArguments, *, files: Sequence[Path] | None = None
+    options: QuestionAnsweringOptions, arguments: FineTuningArguments
 ) -> Mapping[str, Any]:
     """Fine-tune an encoder on questions and measure F1 and exact match in each language.
-
-    If ``files`` are given, only these are read from folders.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1`` and ``exact_match``.
     """
-    return fine_tune(QuestionTask(options, arguments), files=files)
+    return fine_tune(QuestionTask(options, arguments))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,15 +127,11 @@ def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Sco
     return Score(metrics, percentile_interval(f1_r), chunks)
 
 
-def finetune_tagging(
-    options: TaggingOptions, arguments: FineTuningArguments, *, files: Sequence[Path] | None = None
-) -> Mapping[str, Any]:
+def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
     """Fine-tune an encoder on part-of-speech tags and measure chunk F1 and accuracy in each language.
-
-    If ``files`` are given, only these are read from folders.
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
         ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each sentence.
     """
-    return fine_tune(TaggingTask(options, arguments), files=files)
+    return fine_tune(TaggingTask(options, arguments))
