@@ -182,10 +182,10 @@ def data_guard(
 
     def measure(model: SentenceTransformer) -> dict[str, Any]:
         comparison = compare(before, data.evaluate(model, data.sets, **encoding))
-        pooled = comparison["pooled"]
+        pooled: Mapping[str, Any] = comparison["pooled"]
+        keys = ("before", "after", "difference", "interval", "verdict", "n", "clusters")
         return {
-            **{key: pooled[key] for key in ("before", "after", "difference", "interval", "verdict", "n")},
-            **{key: value for key, value in pooled.items() if key == "clusters"},
+            **{key: pooled[key] for key in keys if key in pooled},
             "holds": pooled["verdict"] != "worse",
             "languages": {language: row["difference"] for language, row in comparison["languages"].items()},
         }

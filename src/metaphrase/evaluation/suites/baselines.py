@@ -61,13 +61,14 @@ def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict
             "Evaluate the baseline with the same --suite."
         )
     names = [benchmark.name for benchmark in benchmarks]
-    if not set(names) & results["parts"].keys():
+    shared = results["parts"].keys() & set(names)
+    if not shared:
         raise DataError(
             f"The baseline must have a result of {', '.join(names)}, but {path} has {', '.join(results['parts']) or 'none'}. "
             "Evaluate the baseline on the same data."
         )
     unlike = differences(results["parts"], benchmarks)
-    if unlike.keys() >= set(names) & results["parts"].keys():
+    if unlike.keys() >= shared:
         reasons = "; ".join(f"{name}, {reason}" for name, reason in unlike.items())
         raise DataError(
             f"No result of {path} can be compared: {reasons}. Evaluate the baseline with the same --suite and --data."
