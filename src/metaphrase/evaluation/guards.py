@@ -317,7 +317,7 @@ def choose_alpha(
         advance(1)
         if alpha and not holds and not complete:
             break
-    # `finish` alone may break a guard, as by removing directions: alpha 0 does not decide about the others.
+    # `finish` may break a guard by itself, for example by removing directions: alpha 0 does not decide about the others.
     allowed = [*filter(itemgetter("holds"), points[:1]), *takewhile(itemgetter("holds"), points[1:])]
     best = max(allowed or points[:1], key=lambda point: point["gain"]["difference"])
     return AlphaCurve(best["alpha"], gain.name, points, gains=best["holds"] and best["gain"]["difference"] > 0)

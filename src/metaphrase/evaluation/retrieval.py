@@ -99,7 +99,7 @@ def retrieval_hits(
 
 
 def unrelated_cosine(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> float | None:
-    """Mean cosine of two sentences of different rows, of either side; copies of a sentence are not told apart.
+    """Mean cosine of two sentences of different rows, of either side; a copy of a sentence counts as another one.
 
     None for a single row, which has no unrelated sentences.
 

@@ -268,7 +268,7 @@ def _lines(path: str | Path) -> list[str]:
 
 
 def _without_surplus(lines: list[str], n: int = 0) -> list[str]:
-    """Lines without the empty ones at their end, as far as they are more than ``n``."""
+    """Lines without the empty ones at their end, but at least the first ``n``."""
     text = next((at for at in range(len(lines), 0, -1) if lines[at - 1]), 1)
     return lines[: max(n, text)]
 

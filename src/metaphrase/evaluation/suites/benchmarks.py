@@ -208,7 +208,7 @@ class Benchmark:
         work: Bytes of text to encode, a rough measure of its duration.
         measure: Measures a model and returns results by name.
         fixed: Further values that its results depend on, in addition to the settings that it reads.
-        reads: Names of the `Settings` that its results depend on; None stands for its suite's.
+        reads: Names of the `Settings` that its results depend on; None for those of its suite.
         asks: Whether it embeds questions and passages, each with their prompt.
     """
 
