@@ -978,6 +978,15 @@ def test_the_terms_of_an_evaluation_are_those_of_its_data(make_trainer, rows):
     assert logged["eval_tr"] == pytest.approx(logged["eval_loss"], abs=1e-3)
 
 
+def test_the_terms_of_each_evaluation_data_set_are_logged(make_trainer, rows):
+    data = {"first": Dataset.from_list(rows[:8]), "second": Dataset.from_list(rows[8:24])}
+    trainer = make_trainer("tr", eval_dataset=data)
+    assert "eval_first_tr" not in trainer.evaluate()  # like `eval_tr`
+    for name, logged in zip(data, trainer.state.log_history[-2:], strict=True):
+        assert logged[f"eval_{name}_tr"] == pytest.approx(logged[f"eval_{name}_loss"], abs=1e-3)
+        assert "eval_steps" not in logged
+
+
 def test_an_evaluation_batch_without_negatives_is_refused(make_trainer, rows):
     settings = {"eval_dataset": Dataset.from_list(rows), "per_device_eval_batch_size": 1}
     with pytest.raises(UsageError, match=r"^tr ranks .* an evaluation batch of 1 has no other.*at least 2"):

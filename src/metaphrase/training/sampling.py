@@ -13,6 +13,8 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch.utils.data import BatchSampler
+from transformers.trainer_pt_utils import nested_gather
+from transformers.trainer_utils import EvalLoopOutput
 
 from metaphrase.corpus.files import SPLITS
 from metaphrase.exceptions import CorpusError, UsageError
@@ -96,6 +98,7 @@ class ChoosesBatches(SentenceTransformerTrainer):
 
     args: Any
     alignment_loss: Any
+    _evaluated = "eval"  # prefix of the latest evaluation
 
     def get_batch_sampler(
         self, dataset: Any, batch_size: int, drop_last: bool, *args: Any, **kwargs: Any
@@ -117,11 +120,13 @@ class ChoosesBatches(SentenceTransformerTrainer):
         """The sampler of the batches of several data sets."""
         return super().get_multi_dataset_batch_sampler(*args, **kwargs | {"seed": self._data_seed})
 
-    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
         """Evaluate, and fail if the data, such as a stream, have no batch; the loss would be missing."""
         # The parent class would add the terms of `predict` to those of the next evaluation.
-        self.accum_loss_components["eval"] = {}
-        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        self.accum_loss_components["eval"], self._evaluated = {}, metric_key_prefix
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         only_evaluators = isinstance(dataloader.dataset, list)  # the parent class passes an empty list
         if not only_evaluators and not any(name.endswith("_loss") for name in output.metrics):
             raise CorpusError(
@@ -129,6 +134,16 @@ class ChoosesBatches(SentenceTransformerTrainer):
                 f"per_device_eval_batch_size, which is {self.args.per_device_eval_batch_size}."
             )
         return output
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log the terms of the loss for each evaluation data set; the parent class logs those of `eval_loss` only."""
+        if self._evaluated != "eval" and f"{self._evaluated}_loss" in logs:
+            terms = dict(nested_gather(self.accum_loss_components["eval"], self.args.parallel_mode))
+            steps = terms.pop("steps").sum()
+            logs = logs | {
+                f"{self._evaluated}_{name}": round((value.sum() / steps).item(), 4) for name, value in terms.items()
+            }
+        super().log(logs, *args, **kwargs)
 
     @property
     def _data_seed(self) -> int:
