@@ -23,6 +23,7 @@ from transformers.models.bert.modeling_bert import BertPooler
 
 from metaphrase.encoders.adapters import add_lora
 from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
+from metaphrase.publishing.release import release, verify
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_evaluation_batches
 from metaphrase.training.configuration import RunConfig
@@ -554,6 +555,22 @@ def test_other_processes_write_no_checkpoint(make_trainer, tmp_path, monkeypatch
     monkeypatch.setattr(AlignmentTrainingArguments, "should_save", False)
     trainer.save_model(str(tmp_path / "checkpoint"))
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_saved_model_is_replaced_by_its_release(make_trainer, tmp_path):
+    trainer, folder = make_trainer("tr"), tmp_path / "final"
+    for _ in range(2):  # also a release
+        trainer.save_model(str(folder))
+        assert verify(release(trainer.model, folder, recipe=None)) < 1e-5
+
+
+def test_a_model_that_is_saved_among_other_files_is_not_replaced(make_trainer, tmp_path):
+    trainer, folder = make_trainer("tr"), tmp_path / "mine"
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    trainer.save_model(str(folder))
+    with pytest.raises(UsageError, match="which metaphrase did not write"):
+        release(trainer.model, folder, recipe=None)
 
 
 def test_streams_are_not_mixed(make_trainer, rows):

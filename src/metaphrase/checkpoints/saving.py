@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from metaphrase.checkpoints.folders import PARTIAL, check_space, last_good, publish, rotate, tidy
-from metaphrase.exceptions import CheckpointError, NonFiniteError, WorkerError
+from metaphrase.exceptions import CheckpointError, NonFiniteError, UsageError, WorkerError
 from metaphrase.io.counts import format_size
 from metaphrase.io.files import as_os_errors
 from metaphrase.io.locks import exclusive
+from metaphrase.io.outputs import claim_folder
 
 
 class AtomicCheckpoints(Trainer):
@@ -52,10 +53,13 @@ class AtomicCheckpoints(Trainer):
         """How to resume this run, for error messages."""
         return how_to_resume(self.args.output_dir)
 
-    def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """Save the model, if its weights are finite."""
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, if its weights are finite. A release into the same folder may replace it."""
         check_finite(self._saved(), lambda: last_good(self.args.output_dir))
-        super().save_model(*args, **kwargs)
+        if output_dir is not None and not _internal_call and self.args.should_save:
+            with suppress(UsageError):  # the folder holds other files, which no release may replace
+                claim_folder(output_dir)
+        super().save_model(output_dir, _internal_call)
 
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any
