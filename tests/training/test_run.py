@@ -238,17 +238,23 @@ def test_an_adapter_that_is_not_released_cannot_be_kept(execute, monkeypatch, ot
 @pytest.mark.long
 def test_the_curve_and_the_report_of_an_earlier_run_are_deleted(execute):
     first = execute(recipe="tr", max_steps=1)
-    for name in ("alpha.json", "alpha.png"):
+    (first.output / "report").mkdir()
+    written = ("report/report.html", "report/report.json", "report/accuracy-test.png")
+    for name in ("alpha.json", "alpha.png", *written, "report/mine.png"):
         (first.output / name).write_text("{}")
-    earlier = {path.name for path in first.output.iterdir()}
-    assert earlier >= {"alpha.json", "alpha.png", "report.json", "report.html"}
+    earlier = ["alpha.json", "alpha.png", "report.json", "report.html", *written]
+    assert all((first.output / name).is_file() for name in earlier)
     second = execute(recipe="tr", max_steps=1, test=[], merge=0.5, resume_from_checkpoint="true")
-    assert earlier - {path.name for path in second.output.iterdir()} >= {
-        "alpha.json",
-        "alpha.png",
-        "report.json",
-        "report.html",
-    }
+    assert [name for name in earlier if (second.output / name).exists()] == []
+    assert (second.output / "report" / "mine.png").is_file()
+
+
+@pytest.mark.long
+def test_the_release_of_an_earlier_run_is_deleted_if_each_language_has_its_own(execute):
+    options = {"max_steps": 1, "save_strategy": "no", "test": []}
+    assert (execute(recipe="tr", **options).output / "modules.json").is_file()
+    second = execute(recipe="wacse-language", **options).output
+    assert sorted(path.parent.name for path in second.rglob("modules.json")) == ["de", "en"]
 
 
 def read_retention(result):

@@ -323,14 +323,18 @@ def _remove_other_files(staging: Path) -> None:
             path.unlink()
 
 
-def _move_into_place(staging: Path, folder: Path) -> None:
-    """Replace a release. The reference is always there: it shows that this library wrote the folder."""
+def remove_release(folder: Path) -> None:
+    """Delete the files of a release, except the reference, which shows that this library wrote the folder."""
     for path in (SEAL, MANIFEST, *release_files(folder), PICKLED_ARGS):
         if path != REFERENCE:
             (folder / path).unlink(missing_ok=True)
         if "/" in path:
             with contextlib.suppress(OSError):  # it has other files
                 (folder / path).parent.rmdir()
+
+
+def _move_into_place(staging: Path, folder: Path) -> None:
+    remove_release(folder)
     for path in sorted([MANIFEST, *release_files(staging)], key=lambda path: (path == SEAL, path != REFERENCE)):
         (folder / path).parent.mkdir(exist_ok=True)
         (staging / path).replace(folder / path)

@@ -23,8 +23,10 @@ from metaphrase.io.counts import counted
 from metaphrase.io.files import replace_text, write_json
 from metaphrase.io.tables import titled_table
 from metaphrase.publishing.analysis import SIDES
-from metaphrase.publishing.plots import COLOURS, charts, svg
+from metaphrase.publishing.plots import COLOURS, charts, remove_pictures, svg
 
+#: Folder of the report that ``metaphrase report`` writes, in that of the run.
+FOLDER = "report"
 TEMPLATE = Path(__file__).with_name("report_template.html")
 
 #: Verdicts that `verdict_shown` returns.
@@ -194,10 +196,12 @@ def write_report(
     return replace_text(folder / "report.html", _page(report))
 
 
-def remove_report(folder: Path) -> None:
-    """Delete the two files of a report from a folder."""
-    for name in ("report.json", "report.html"):
-        (folder / name).unlink(missing_ok=True)
+def remove_report(run: Path) -> None:
+    """Delete the reports in the folder of a run: its own, and that of ``metaphrase report``."""
+    for folder in (run, run / FOLDER):
+        for name in ("report.json", "report.html"):
+            (folder / name).unlink(missing_ok=True)
+    remove_pictures(run / FOLDER)
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,7 @@ from metaphrase.publishing.analysis import geometry_of, read_answers
 from metaphrase.publishing.contents import CURVE
 from metaphrase.publishing.examples import usage_lines
 from metaphrase.publishing.plots import save_pictures
-from metaphrase.publishing.report import describe_model, write_report
+from metaphrase.publishing.report import FOLDER, describe_model, write_report
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def report_run(
     started = time.perf_counter()
     folder = Path(options.run)
     run = _read_run(folder)
-    output = Path(options.output_dir) if options.output_dir else folder / "report"
+    output = Path(options.output_dir) if options.output_dir else folder / FOLDER
     for model in (folder, model_folder(options.baseline)):
         check_folder(output, model=model)
     check_writable(output)
@@ -230,12 +230,12 @@ def trained_languages(facts: Mapping[str, Any]) -> set[str]:
     return (languages | set(facts["corpus"]["languages"])) - {TARGET_LANGUAGE}
 
 
-def load_run(folder: Path) -> dict[str, SentenceTransformer]:
-    """The release of a run: one model under the key ``""``, or a model per language of a language embedding."""
+def load_run(folder: Path, languages: Collection[str]) -> dict[str, SentenceTransformer]:
+    """The release of a run in these languages: one model under the key ``""``, or one per language of an embedding."""
     if (folder / "modules.json").is_file():
         return {"": load_encoder(folder)}
     folders = (path.parent for path in sorted(folder.glob("*/modules.json")))
-    releases = {path.name: path for path in folders if not path.name.startswith(("checkpoint-", "_"))}
+    releases = {path.name: path for path in folders if path.name in languages}
     if not releases:
         raise MissingFileError(f"{folder} has no release. Wait for the end of the run, or resume it.")
     return {language: load_encoder(path) for language, path in releases.items()}
@@ -316,7 +316,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _load_subjects(options: ReportOptions, run: _Run) -> dict[str, SentenceEmbeddings]:
     """The baseline, unless the report has none, and the release."""
-    release = SentenceEmbeddings(options.run, load_run(Path(options.run)))
+    release = SentenceEmbeddings(options.run, load_run(Path(options.run), {*run.trained, TARGET_LANGUAGE}))
     name = options.baseline or run.facts["model"]
     if name == "none":
         return {"after": release}

@@ -46,7 +46,7 @@ from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.examples import usage_by_language, usage_lines
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
-from metaphrase.publishing.release import RECIPE, release, release_languages
+from metaphrase.publishing.release import RECIPE, release, release_languages, remove_release
 from metaphrase.publishing.report import remove_report, write_report
 from metaphrase.training.arguments import (
     AlignmentTrainingArguments,
@@ -459,6 +459,7 @@ class TrainingRun:
         if (embedding := self.language_embedding) is None:
             release(self.encoder, self.output, **settings)
         else:
+            remove_release(self.output)  # of an earlier run without a language embedding
             release_languages(self.encoder, self.output, embedding, **settings)
 
     def trained_encoder(self) -> Encoders:
