@@ -325,6 +325,47 @@ def test_a_model_that_is_not_what_was_released_is_refused(installed, fault, chan
     fault("J3", f"installed model: {message}", tried=1, survived=1)
 
 
+@pytest.fixture
+def plain(installed, tuned) -> Path:
+    """An installed package of a plain folder."""
+    shutil.rmtree(installed)
+    return shutil.copytree(tuned, installed)
+
+
+def test_a_plain_folder_may_be_installed(plain, tuned):
+    (plain / "README.md").write_text("My own card")
+    model = load_encoder(NAME, device="cpu")
+    assert np.array_equal(model.encode(TEXTS), load_encoder(tuned, device="cpu").encode(TEXTS))
+    assert find_model(NAME) == (NAME, plain)
+    (plain / "release.json").unlink()
+    load_encoder(NAME, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b""),
+            "model.safetensors of tiny-aligned@0.1.0 was alt",
+        ),
+        (
+            lambda folder: (folder / "1_Pooling/config.json").write_text("{}"),
+            "1_Pooling/config.json of tiny-aligned@0.1.0",
+        ),
+        (lambda folder: (folder / "modules.json").unlink(), "tiny-aligned@0.1.0 has no modules.json, so its pooling"),
+        (lambda folder: other_facts(folder, files={"../x": {}}), "../x of tiny-aligned@0.1.0 is missing"),
+        (lambda folder: other_facts(folder, files={"/etc/hosts": {}}), "/etc/hosts of tiny-aligned@0.1.0 is missing"),
+    ],
+    ids=["weights", "pooling", "modules", "outside", "absolute"],
+)
+def test_a_plain_folder_that_is_not_what_was_released_is_refused(plain, change, message):
+    change(plain)
+    for load in (load_encoder, find_model):
+        with pytest.raises(ModelFileError) as caught:
+            load(NAME)
+        assert message in str(caught.value)
+
+
 def test_another_version_or_source_is_refused(installed):
     with pytest.raises(ModelError, match=r"tiny-aligned 0\.1\.0 is installed, but version 2 was requested"):
         load_encoder(f"{NAME}@2")

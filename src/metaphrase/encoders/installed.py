@@ -1,7 +1,7 @@
-"""Models in pip packages, found by their names, and the checks of a model that is a task vector with its digests.
+"""Models in pip packages, found by their names, and the comparison of a model with the digests of its release.
 
 A package declares its model as an entry point in the group ``metaphrase.models``, which maps the model's name to the
-Python package with its files: ``my-model = "my_model"``. Its code is not run. The files are
+Python package with its files: ``my-model = "my_model"``. Its code is not run. The files are those of a release, or
 ``task_vector.safetensors``, ``reference.json``, a card, and ``release.json`` with their digests and the digest of the
 merged weights.
 """
@@ -15,10 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.checks import REFERENCE, reference_difference
-from metaphrase.encoders.folders import holds_model
+from metaphrase.encoders.folders import MODULES_FILE, holds_model
 from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.digests import file_facts, weights_digest
@@ -104,12 +105,23 @@ def suggestion(name: str, others: tuple[str, ...] = ()) -> str:
     return f"{did_you_mean(name, [*others, *known, *RELEASED])}.{listed}"
 
 
+def check_installed(model: InstalledModel) -> None:
+    """Refuse an installed model, other than a task vector, that lists no modules or differs from its digests."""
+    if not (model.folder / MODULES_FILE).is_file():
+        raise ModelFileError(
+            f"The package of {model} has no {MODULES_FILE}, so its pooling is unknown. {_REMEDY} If it never had that file, "
+            "package a folder that `SentenceTransformer.save_pretrained` or `metaphrase.release` wrote."
+        )
+    check_files(model.folder, str(model))
+
+
 def check_files(folder: Path, name: str) -> None:
-    """Compare the files of a folder with the digests in its manifest, if it has one."""
+    """Compare the files of a folder with the digests in its manifest, if it has one. Its card may have been edited."""
     for file, facts in _manifest(folder, name).get("files", {}).items():
-        path = folder / Path(file).name
-        if not path.is_file() or file_facts(path) != facts:
-            what = "was altered or is damaged" if path.is_file() else "is missing"
+        path = folder / file
+        exists = path.is_relative_to(folder) and ".." not in Path(file).parts and path.is_file()
+        if not exists or (file != constants.REPOCARD_NAME and file_facts(path) != facts):
+            what = "was altered or is damaged" if exists else "is missing"
             raise ModelFileError(f"{file} of {name} {what}. {_REMEDY}")
 
 

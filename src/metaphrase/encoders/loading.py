@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
 from metaphrase.encoders.folders import MODULES_FILE, VECTOR_FILE, WEIGHTS, open_model, read_modules
-from metaphrase.encoders.installed import check_merged, installed_model
+from metaphrase.encoders.installed import check_installed, check_merged, installed_model
 from metaphrase.encoders.names import PLUS, find_folder, load_vectors, name_parts, split_vectors, vector_file
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
@@ -89,7 +89,7 @@ def load_encoder(
     base, files = name_parts(str(name_or_path))
     paths = [vector_file(file) or Path(file) for file in files]
     vectors = list(zip(paths, load_vectors(files), strict=True))
-    name, folder = find_folder(base)
+    name, folder = _checked_folder(base)
     model = _load_folder(name, folder, pooling, default_pooling, device)
     if vectors:
         model = _with_vectors(model, vectors, str(name_or_path), embeddings=pooling is None)
@@ -214,7 +214,14 @@ def find_model(name_or_path: str | Path) -> tuple[str, Path]:
     folder, which is deleted at the end of the process.
     """
     base, files = name_parts(str(name_or_path))
-    return (str(name_or_path), _written(str(name_or_path))) if files else find_folder(base)
+    return (str(name_or_path), _written(str(name_or_path))) if files else _checked_folder(base)
+
+
+def _checked_folder(base: str) -> tuple[str, Path]:
+    """The name and the folder of a model; the files of an installed one are compared with their digests."""
+    if (installed := installed_model(base)) is not None:
+        check_installed(installed)
+    return find_folder(base)
 
 
 @cache
