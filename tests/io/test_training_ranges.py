@@ -1,12 +1,14 @@
 """Training arguments whose mistakes are reported before training."""
 
 import re
+import socket
 
 import pytest
+from accelerate.state import AcceleratorState
 
 from metaphrase import AlignmentTrainingArguments
 from metaphrase.cli import main
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import UsageError, WorkerError
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,15 @@ def test_the_command_reports_it_as_wrong_usage(tmp_path, capsys):
     assert main([*words, "--lr_scheduler_type", "warmup_stable_decay"]) == 2
     assert "missing 1 required positional argument: 'num_decay_steps'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_processes_that_cannot_be_connected_are_explained(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environment = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": (port := server.getsockname()[1])}
+        for name, value in environment.items():
+            monkeypatch.setenv(name, str(value))
+        message = rf"EADDRINUSE.* MASTER_ADDR is 127\.0\.0\.1 and MASTER_PORT {port}\. Check that"
+        with pytest.raises(WorkerError, match=message):
+            AlignmentTrainingArguments(str(tmp_path), use_cpu=True, ddp_backend="gloo")
+    AcceleratorState._reset_state(reset_partial_state=True)

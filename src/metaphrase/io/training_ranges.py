@@ -6,7 +6,7 @@ import os
 from inspect import signature
 from typing import Annotated, Any, get_type_hints
 
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import UsageError, WorkerError
 from metaphrase.io.arguments import (
     AtLeast0,
     BelowOne,
@@ -56,7 +56,12 @@ class TrainingRanges:
     local_rank: Annotated[int, Range(-1, 2**31 - 1)]
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Check the arguments, and connect the processes of ``torchrun``.
+
+        Raises:
+            UsageError: A value is invalid, or two values contradict each other.
+            WorkerError: The processes cannot be connected.
+        """
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
         if self.max_steps == 0:
             raise UsageError(
@@ -66,6 +71,15 @@ class TrainingRanges:
             super().__post_init__()  # type: ignore[misc]
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
+        except RuntimeError as error:
+            if _processes() == 1:
+                raise
+            reason, address = str(error).partition("\n")[0], os.environ.get("MASTER_ADDR")
+            raise WorkerError(
+                f"The processes of this run could not be connected: {reason}. MASTER_ADDR is {address} and MASTER_PORT "
+                f"{os.environ.get('MASTER_PORT')}. Check that the first process runs there, that the port is free and "
+                "can be reached, and that each process has a GPU of its own, or none. torchrun sets these variables."
+            ) from error
         check_schedule(self)
 
 
@@ -98,8 +112,13 @@ def select_device(arguments: Any) -> None:
     """Set ``use_cpu`` where there is no GPU and transformers requires it: in bfloat16, and with several processes."""
     import torch
 
-    if (arguments.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1) and not torch.accelerator.is_available():
+    if (arguments.bf16 or _processes() > 1) and not torch.accelerator.is_available():
         arguments.use_cpu = True
+
+
+def _processes() -> int:
+    """The number of processes that were started together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 TRAINING_RANGES = get_type_hints(TrainingRanges, include_extras=True)

@@ -237,6 +237,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
 
         Raises:
             UsageError: A value is invalid, or two values contradict each other.
+            WorkerError: The processes cannot be connected.
         """
         names = [one.name for one in fields(AlignmentTrainingArguments) if one.init]
         values = {name: deepcopy(getattr(self, name)) for name in names}
