@@ -370,32 +370,9 @@ def card(
     own, cards = (ModelCard.load(options.release / CARD), [ModelCard.load(run / CARD) for run in options.runs])
     data = own.data.to_dict()
     vector: TaskVector = facts["vector"]
-    alpha, removed = made_from(options, runs)
-    recorded = facts_of(options.release)
-    if options.merged:
-        recorded = {"runs": list(map(facts_of, options.runs)), "merge": alpha, "debias": removed}
     corpus = trained_on(options.runs)
     languages = sorted({row["language"] for row in corpus})
-    metadata = {
-        **{key: data[key] for key in KEPT_METADATA if key in data},
-        "metaphrase": {**recorded, "measured_as": facts["hashes"]},
-        "base_model_relation": "finetune",
-        "library_name": "metaphrase",
-        "pipeline_tag": "sentence-similarity",
-        "tags": ["sentence-similarity", "feature-extraction", "cross-lingual", "metaphrase", "task-vector"],
-    }
-    if index := data.get("model-index"):
-        metadata["model-index"] = [{**one, "name": name} for one in index]
-    merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
-    if len(runs) > 1:
-        merged = f"; the changes of the runs are added to the base with weight (alpha) {alpha['alpha']:g}"
-    removed = removed and removed["directions"] and removed
-    chosen = [one["chosen"] for one in (alpha, removed) if one and one.get("chosen")]
-    limits = {
-        "origin": " and ".join(dict.fromkeys(row.get("origin", facts["origin"]) for row in corpus)),
-        "length": " or ".join(dict.fromkeys(str(run["recipe"]["max_length"]) for run in runs)),
-        "seed": " and ".join(dict.fromkeys(str(run["seed"]) for run in runs)),
-    }
+    metadata = card_metadata(name, options, runs, data, facts["hashes"])
     return TEXT.format(
         metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
         name=name,
@@ -406,9 +383,7 @@ def card(
         count=counted(len(languages), "language"),
         languages=", ".join(languages),
         recipe="; ".join(map(run_in_words, runs, options.runs)),
-        merged=merged,
-        debiased=f"; {removed['directions']} directions of language identity are projected out" if removed else "",
-        chosen=". " + " ".join(chosen) if chosen else "",
+        **changes_in_words(options, runs),
         bits=BITS,
         megabytes=facts["file"].stat().st_size / 1e6,
         license=data["license"],
@@ -421,12 +396,62 @@ def card(
         references=facts["references"],
         tolerance=TOLERANCE,
         difference=facts["difference"],
-        limits="\n".join(f"- {one}" for one in (*(one.format(**limits) for one in LIMITS), *options.limit)),
+        limits="\n".join(f"- {one}" for one in (*limits(runs, corpus, facts["origin"]), *options.limit)),
         training=training(cards),
         measured=f"All results were measured with the difference in {BITS} bits.\n\n" if options.merged else "",
         rebuild=facts["rebuild"] or rebuild_command(name, runs[0]["command"]),
         citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(cards[0].text, 'Citation')}",
     )
+
+
+def card_metadata(
+    name: str,
+    options: argparse.Namespace,
+    runs: Sequence[Mapping[str, Any]],
+    data: Mapping[str, Any],
+    hashes: Sequence[str],
+) -> dict[str, Any]:
+    """The metadata of the card, from those of the release's card and the hashes under which the model was measured."""
+    recorded = facts_of(options.release)
+    if options.merged:
+        merge, debias = made_from(options, runs)
+        recorded = {"runs": list(map(facts_of, options.runs)), "merge": merge, "debias": debias}
+    metadata = {
+        **{key: data[key] for key in KEPT_METADATA if key in data},
+        "metaphrase": {**recorded, "measured_as": hashes},
+        "base_model_relation": "finetune",
+        "library_name": "metaphrase",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-similarity", "feature-extraction", "cross-lingual", "metaphrase", "task-vector"],
+    }
+    if index := data.get("model-index"):
+        metadata["model-index"] = [{**one, "name": name} for one in index]
+    return metadata
+
+
+def changes_in_words(options: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Texts for the card: how the base was merged and debiased, and how weight and directions were chosen."""
+    alpha, removed = made_from(options, runs)
+    merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
+    if len(runs) > 1:
+        merged = f"; the changes of the runs are added to the base with weight (alpha) {alpha['alpha']:g}"
+    removed = removed and removed["directions"] and removed
+    chosen = [one["chosen"] for one in (alpha, removed) if one and one.get("chosen")]
+    return {
+        "merged": merged,
+        "debiased": f"; {removed['directions']} directions of language identity are projected out" if removed else "",
+        "chosen": ". " + " ".join(chosen) if chosen else "",
+    }
+
+
+def limits(runs: Sequence[Mapping[str, Any]], corpus: Sequence[Mapping[str, Any]], origin: str) -> list[str]:
+    """The limits of every package, with the facts of the runs."""
+    known = {
+        "origin": " and ".join(dict.fromkeys(row.get("origin", origin) for row in corpus)),
+        "length": " or ".join(dict.fromkeys(str(run["recipe"]["max_length"]) for run in runs)),
+        "seed": " and ".join(dict.fromkeys(str(run["seed"]) for run in runs)),
+    }
+    return [one.format(**known) for one in LIMITS]
 
 
 def run_in_words(run: Mapping[str, Any], folder: Path) -> str:
