@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
@@ -14,6 +17,8 @@ from metaphrase.checkpoints.folders import HEADS
 from metaphrase.encoders.checks import load_complete
 from metaphrase.encoders.folders import CONFIG, WEIGHTS, open_heads
 from metaphrase.exceptions import CheckpointError, ModelError, RecipeError, UsageError
+from metaphrase.io.configuration import plain
+from metaphrase.io.files import as_json
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, token_type_table
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
@@ -75,9 +80,33 @@ class AlignmentHeads(PreTrainedModel):
                     continue  # without a head; its arguments may name files of the training
                 objective = objectives[name] if objectives else cls(**_local_args(made["args"]))
                 head = objective.make_head(encoder, **made["settings"])
-                if head is not None:
-                    self.heads[name] = head
+                if head is None:
+                    continue
+                if not isinstance(head, nn.Module):
+                    raise RecipeError(
+                        f"make_head() of the objective {name!r} must return a torch.nn.Module or None, but returns a "
+                        f"{type(head).__name__}. Make it a parameter or buffer of a module."
+                    )
+                self.heads[name] = head
+        # Patterns of the names that safetensors cannot store twice.
+        self._tied_weights_keys = {re.escape(name): first for name, first in self._shared_weights().items()}
         self.post_init()
+        self._shapes = _shapes(self.state_dict())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the heads, which may have no parameters but buffers."""
+        values = chain(self.parameters(), self.buffers())
+        return next((value.dtype for value in values if value.is_floating_point()), torch.float32)
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """The weights that modules share, as transformers restores them: each further name of a weight and its first name."""
+        return self._shared_weights()
+
+    def _shared_weights(self) -> dict[str, str]:
+        first: dict[int, str] = {}
+        names = [(name, id(weight)) for name, weight in self.named_parameters(remove_duplicate=False)]
+        return {name: known for name, key in names if (known := first.setdefault(key, name)) != name}
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, *args: Any, **kwargs: Any) -> AlignmentHeads:
@@ -136,8 +165,7 @@ class AlignmentHeads(PreTrainedModel):
             encoder=shape,
             objectives={
                 name: {
-                    "args": _public_args(args),
-                    "settings": objective.head_settings(sources),
+                    **_as_stored(name, _public_args(args), objective.head_settings(sources)),
                     **_reference(objective),
                 }
                 for name, (objective, args) in objectives.items()
@@ -148,7 +176,24 @@ class AlignmentHeads(PreTrainedModel):
         for objective, _ in objectives.values():
             objective.head = dict(heads.heads.items()).get(objective.name)
             objective.fill_head(sources)
+        heads.check_shapes()
         return heads.to(dtype=sources.encoder.dtype)
+
+    def check_shapes(self) -> None:
+        """Refuse weights and buffers that :meth:`Objective.make_head` did not create, or in another shape.
+
+        Such heads could be saved, but not loaded, and weights that are added in training are in no optimiser.
+
+        Raises:
+            RecipeError: The names or shapes have changed.
+        """
+        if changed := _differences(self._shapes, now := _shapes(self.state_dict())):
+            name = changed[0]
+            raise RecipeError(
+                f"{name} has the shape {now.get(name)}, but {self._shapes.get(name)} after make_head(), so no checkpoint of "
+                "it could be resumed. Create all parameters and buffers of a head in make_head(), with their final shape; "
+                "head_settings() can pass sizes to it."
+            )
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise linear layers and embeddings like the encoder's; other modules keep torch's initialisation."""
@@ -172,8 +217,8 @@ def restore_heads(heads: AlignmentHeads, checkpoint: Path) -> None:
     """
     folder = checkpoint / HEADS
     saved = AlignmentHeads.from_pretrained(folder).state_dict() if folder.is_dir() else {}
-    wanted, found = ({name: list(value.shape) for name, value in one.items()} for one in (heads.state_dict(), saved))
-    if changed := [name for name in sorted(wanted.keys() | found.keys()) if wanted.get(name) != found.get(name)]:
+    wanted, found = _shapes(heads.state_dict()), _shapes(saved)
+    if changed := _differences(wanted, found):
         first = changed[0]
         raise CheckpointError(
             f"{checkpoint} cannot be resumed: {len(changed)} weights of its heads do not fit this recipe and encoder, "
@@ -181,6 +226,25 @@ def restore_heads(heads: AlignmentHeads, checkpoint: Path) -> None:
             f"encoder, or start from its weights with --model {checkpoint} and new heads."
         )
     heads.load_state_dict(saved)
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(value.shape) for name, value in state.items()}
+
+
+def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    return [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]
+
+
+def _as_stored(name: str, args: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments and settings of an objective as the configuration of the heads stores them."""
+    try:
+        return dict(as_json(plain({"args": args, "settings": settings})))
+    except (TypeError, ValueError) as error:
+        raise RecipeError(
+            f"The 'args' and the head_settings() of the objective {name!r} are stored as JSON, but {error}. Convert their "
+            "values to numbers, text, lists and dictionaries."
+        ) from error
 
 
 def _reference(objective: Objective) -> dict[str, str]:

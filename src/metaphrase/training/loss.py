@@ -178,11 +178,16 @@ class AlignmentLoss(nn.Module):
         }
 
     def after_step(self) -> None:
-        """Update the state of the objectives, such as momentum encoders; called after every optimiser step."""
+        """Update the state of the objectives, such as momentum encoders; called after every optimiser step.
+
+        Raises:
+            RecipeError: The shape of a weight or buffer of a head has changed.
+        """
         followers = [one for one in self.objectives.values() if type(one).after_step is not Objective.after_step]
         encoder = encoder_of(unwrap(self.model)) if followers else None
         for objective in followers:
             objective.after_step(encoder)
+        self.heads.check_shapes()
 
     def get_config_dict(self) -> dict[str, Any]:
         """The recipe's terms, for the model card."""
