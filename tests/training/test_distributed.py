@@ -12,12 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from datasets import Dataset
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from metaphrase.cli import main
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import RecipeError
 from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.distributed import average_gradients, broadcast_weights
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
@@ -94,6 +98,68 @@ def test_attention_alone_trains_on_two_processes(two_ranks, tiny_encoder, full_b
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     before = list(tiny_encoder.parameters())
     assert not all(torch.equal(a, b) for a, b in zip(first, before, strict=True))
+
+
+class Queued(Objective):
+    """Keeps a queue of rows: of all processes, or of its own only."""
+
+    name, granularity = "queued", "sentence"
+    gather = True
+
+    def make_head(self, config, **settings):
+        head = nn.Module()
+        head.register_buffer("queue_qh", torch.zeros(8, config.hidden_size))
+        head.register_buffer("passing", torch.zeros(()), persistent=False)
+        return head
+
+    def forward(self, encodings):
+        rows_bh = encodings["source"].sentence_bh
+        self.head.queue_qh = torch.cat([self.gathered(rows_bh.detach()), self.head.queue_qh])[:8]
+        self.head.passing = rows_bh.detach().sum()
+        return rows_bh.square().mean()
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_the_state_of_heads_is_that_of_all_processes(
+    two_ranks, tiny_encoder, full_bitext, tmp_path, monkeypatch, gather
+):
+    monkeypatch.setitem(OBJECTIVES, "queued", Queued)
+    monkeypatch.setattr(Queued, "gather", gather)
+    recipe = Recipe.from_dict({"name": "queued", "terms": [{"objective": "queued"}]})
+
+    def work(rank):
+        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), recipe, max_length=24)
+        settings = {"max_steps": 2, "save_steps": 2, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+        args = AlignmentTrainingArguments(
+            str(tmp_path / "run"), per_device_train_batch_size=4, dataloader_drop_last=True, **settings
+        )
+        data = Dataset.from_list(full_bitext)
+        trainer = AlignmentTrainer(model=loss.model, args=args, train_dataset=data, loss=loss)
+        if gather:
+            trainer.train()
+            return
+        with pytest.raises(
+            RecipeError, match=r"heads\.queued\.queue_qh differs between processes, .* functional.gather_with"
+        ):
+            trainer.train()
+        assert trainer.state.global_step == 1
+
+    two_ranks(work)
+    assert (tmp_path / "run" / "checkpoint-2").is_dir() == gather
+
+
+def test_weights_that_are_not_contiguous_are_equal_in_all_processes(two_ranks):
+    def work(rank):
+        dist.init_process_group("gloo")
+        head = nn.Linear(2, 3, bias=False)
+        head.weight = nn.Parameter((torch.arange(12.0).reshape(3, 4) * (rank + 1))[:, ::2])
+        broadcast_weights(head)
+        assert head.weight.tolist() == [[0, 2], [4, 6], [8, 10]]
+        head.weight.grad = (torch.arange(12.0).reshape(3, 4) * (2 * rank + 1))[:, ::2]
+        average_gradients(head.parameters())
+        assert head.weight.grad.tolist() == [[0, 4], [8, 12], [16, 20]]
+
+    two_ranks(work)
 
 
 @pytest.mark.slow

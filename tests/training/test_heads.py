@@ -1,4 +1,5 @@
 import copy
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -176,7 +177,7 @@ def test_settings_of_heads_are_json(tiny_encoder, monkeypatch):
     received = []
 
     class Sized(Own):
-        settings = {"size": np.int64(2), "scales": (np.float32(0.5), 1)}
+        settings: ClassVar = {"size": np.int64(2), "scales": (np.float32(0.5), 1)}
 
         def head_settings(self, sources):
             return self.settings

@@ -26,7 +26,7 @@ from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, sav
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import UsageError
 from metaphrase.training.fault_tolerance import GracefulShutdown, StepGuard
-from metaphrase.training.heads import restore_heads
+from metaphrase.training.heads import check_same_state, restore_heads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, RunFacts, choose_checkpoint, digest_of, verify_best
 
@@ -240,6 +240,10 @@ class ResumesRuns(AtomicCheckpoints):
 
     def _saved(self) -> nn.Module:
         return self.alignment_loss
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        check_same_state(self.alignment_loss.heads)
+        super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if not self.args.should_save:  # transformers calls this method in every process

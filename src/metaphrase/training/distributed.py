@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+
+from metaphrase.io.digests import tensors_digest
 
 
 def _is_distributed() -> bool:
@@ -18,7 +20,7 @@ def broadcast_weights(module: nn.Module) -> None:
     """Copy parameters and buffers of the first process to all others."""
     if _is_distributed():
         for value in module.state_dict().values():
-            dist.broadcast(value, src=0)
+            _in_place(lambda dense: dist.broadcast(dense, src=0), value)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -28,8 +30,25 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
+        _in_place(dist.all_reduce, parameter.grad)
         parameter.grad /= dist.get_world_size()
+
+
+def _in_place(operation: Callable[[Tensor], Any], tensor: Tensor) -> None:
+    """Apply a collective operation to a tensor; a transposed or strided one is copied, as backends need contiguous memory."""
+    dense = tensor.contiguous()
+    operation(dense)
+    tensor.copy_(dense)
+
+
+def differing(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors whose values differ between processes."""
+    if not _is_distributed():
+        return []
+    digests = {name: tensors_digest({name: value}) for name, value in tensors.items()}
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, digests)
+    return [name for name, digest in digests.items() if any(other.get(name) != digest for other in found)]
 
 
 def highest(values: list[int], device: torch.device) -> list[int]:

@@ -22,6 +22,7 @@ from metaphrase.io.files import as_json
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, token_type_table
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
+from metaphrase.training.distributed import differing
 
 #: Arguments of `from_pretrained` that select the files.
 _FILE_ARGUMENTS = {"subfolder", "revision", "token", "cache_dir", "local_files_only", "force_download", "proxies"}
@@ -226,6 +227,22 @@ def restore_heads(heads: AlignmentHeads, checkpoint: Path) -> None:
             f"encoder, or start from its weights with --model {checkpoint} and new heads."
         )
     heads.load_state_dict(saved)
+
+
+def check_same_state(heads: AlignmentHeads) -> None:
+    """Refuse buffers that differ between processes: a checkpoint contains those of the first process only.
+
+    Raises:
+        RecipeError: Buffers differ.
+    """
+    saved = heads.state_dict()
+    if different := differing({name: value for name, value in heads.named_buffers() if name in saved}):
+        raise RecipeError(
+            f"{different[0]} differs between processes, but a checkpoint contains that of the first process only, so a "
+            "resumed run would differ. Update it from the rows of all processes, which "
+            "functional.gather_with_gradient(tensor) returns; for nn.BatchNorm, use nn.SyncBatchNorm. If it need not be "
+            "resumed, register it with persistent=False."
+        )
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, list[int]]:

@@ -24,7 +24,7 @@ from metaphrase.modeling.matryoshka import CITATION, truncated
 from metaphrase.modeling.views import View
 from metaphrase.objectives import HeadSources, Objective
 from metaphrase.objectives.base import check_positions
-from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.heads import AlignmentHeads, check_same_state
 from metaphrase.training.recipe import Recipe, Term
 
 logger = logging.getLogger(__name__)
@@ -181,13 +181,15 @@ class AlignmentLoss(nn.Module):
         """Update the state of the objectives, such as momentum encoders; called after every optimiser step.
 
         Raises:
-            RecipeError: The shape of a weight or buffer of a head has changed.
+            RecipeError: The shape of a weight or buffer of a head has changed, or its buffers differ between processes.
         """
         followers = [one for one in self.objectives.values() if type(one).after_step is not Objective.after_step]
         encoder = encoder_of(unwrap(self.model)) if followers else None
         for objective in followers:
             objective.after_step(encoder)
         self.heads.check_shapes()
+        if self.step == 0:  # later steps are checked before each checkpoint
+            check_same_state(self.heads)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The recipe's terms, for the model card."""
