@@ -1,14 +1,39 @@
 """Training arguments whose mistakes are reported before training."""
 
+import json
 import re
 import socket
 
+import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
 
 from metaphrase import AlignmentTrainingArguments
 from metaphrase.cli import main
 from metaphrase.exceptions import UsageError, WorkerError
+from metaphrase.training.adaptation import AdaptationConfig
+from metaphrase.training.configuration import RunConfig
+
+
+def test_numbers_of_numpy_become_numbers_of_python(tmp_path):
+    settings = {
+        "max_steps": np.int64(3),
+        "seed": np.int32(7),
+        "micro_batch_size": np.int64(4),
+        "learning_rate": np.float32(0.5),
+        "learning_rate_mapping": {"bias": np.float64(0.25)},
+        "save_steps": np.int64(1),
+    }
+    configs = [RunConfig(output_dir=str(tmp_path), **settings), AlignmentTrainingArguments(str(tmp_path), **settings)]
+    configs.append(AdaptationConfig(["a.tsv"], ["sw"], seed=settings["seed"], minutes=np.float32(2.5)))
+    for config in configs:
+        assert not any(isinstance(value, np.generic) for value in vars(config).values())
+    for config in configs[:2]:
+        assert (config.max_steps, config.learning_rate, config.learning_rate_mapping) == (3, 0.5, {"bias": 0.25})
+    assert json.loads(configs[1].to_json_string())["seed"] == 7
+    assert configs[2].minutes == 2.5
+    with pytest.raises(UsageError, match=r"'seed' of AlignmentTrainingArguments must be a whole number .*, but is -1"):
+        AlignmentTrainingArguments(str(tmp_path), seed=np.int64(-1))
 
 
 @pytest.mark.parametrize(

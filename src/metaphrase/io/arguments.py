@@ -142,6 +142,16 @@ def check_value(value: Any, hint: Any, what: str, error: type[MetaphraseError] =
         raise error(f"{what} must be {describe_type(hint)}, but is {reprlib.repr(value)}.")
 
 
+def python_number(value: Any) -> Any:
+    """A number of NumPy as Python's own, which JSON and seeds require; other values unchanged.
+
+    >>> import numpy as np
+    >>> python_number(np.int64(3)), python_number(np.float32(0.5)), python_number("3")
+    (3, 0.5, '3')
+    """
+    return value.item() if isinstance(value, Real) and hasattr(value, "item") else value
+
+
 def hints_of(target: Any) -> dict[str, Any]:
     """Annotations of the arguments of a function or class; empty if they cannot be resolved."""
     is_plain_class = inspect.isclass(target) and "__dataclass_fields__" not in vars(target)
@@ -168,7 +178,7 @@ def check_values(hints: Mapping[str, Any], given: Mapping[str, Any], name: str) 
 
 
 def checked(target: _Target) -> _Target:
-    """Decorator of a function or class: calls are checked with :func:`check_values`.
+    """Decorator of a function or class: calls are checked with :func:`check_values`, and NumPy's numbers become Python's.
 
     >>> @checked
     ... def sample(rate: Rate = 0.5) -> None: ...
@@ -181,6 +191,7 @@ def checked(target: _Target) -> _Target:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tuple(map(python_number, args)), {key: python_number(value) for key, value in kwargs.items()}
         name = type(args[0]).__qualname__ if inspect.isclass(target) else target.__qualname__
         given = {**signature.bind_partial(*args, **kwargs).arguments, **kwargs}
         check_values(hints(), given, name)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, field
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from metaphrase.exceptions import ConfigError, MissingFileError
+from metaphrase.io.arguments import python_number
 
 #: Limits of a file: bytes, values after alias expansion, and nesting depth.
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
@@ -175,9 +175,7 @@ def plain(content: Any) -> Any:
     """Convert mappings and sequences to plain dictionaries and lists, and NumPy's numbers to Python's."""
     if isinstance(content, Mapping):
         return {key: plain(value) for key, value in content.items()}
-    if isinstance(content, Real) and not isinstance(content, int | float) and hasattr(content, "item"):
-        return content.item()
-    return [plain(value) for value in content] if isinstance(content, list | tuple) else content
+    return [plain(value) for value in content] if isinstance(content, list | tuple) else python_number(content)
 
 
 def option(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:

@@ -19,6 +19,7 @@ from metaphrase.io.arguments import (
     check_values,
     hints_of,
 )
+from metaphrase.io.configuration import plain
 
 
 class TrainingRanges:
@@ -56,12 +57,13 @@ class TrainingRanges:
     local_rank: Annotated[int, Range(-1, 2**31 - 1)]
 
     def __post_init__(self) -> None:
-        """Check the arguments, and connect the processes of ``torchrun``.
+        """Check the arguments, convert NumPy's numbers to Python's, and connect the processes of ``torchrun``.
 
         Raises:
             UsageError: A value is invalid, or two values contradict each other.
             WorkerError: The processes cannot be connected.
         """
+        vars(self).update(plain(vars(self)))
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
         if self.max_steps == 0:
             raise UsageError(

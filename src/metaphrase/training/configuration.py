@@ -36,7 +36,7 @@ from metaphrase.io.arguments import (
     checked,
     hints_of,
 )
-from metaphrase.io.configuration import ENCODER, default_of, did_you_mean, option
+from metaphrase.io.configuration import ENCODER, default_of, did_you_mean, option, plain
 from metaphrase.io.redaction import without_tokens
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
@@ -206,6 +206,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         for name in settings:
             if name not in options:
                 raise UsageError(f"Unknown option {name!r}{did_you_mean(name, options)}.")
+        settings = plain(settings)  # NumPy's numbers as Python's
         check_values(hints_of(type(self)), settings, type(self).__name__)
         for name, (number, hint) in _NUMBER_OR_AUTO.items():
             if name in settings:
