@@ -4,6 +4,7 @@ from metaphrase.corpus import codes, identification
 from metaphrase.corpus.identification import canonical, identify, knows, language_name, related
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.diagnosis import UDHR
+from metaphrase.exceptions import UsageError
 
 #: Languages of the Declaration of Human Rights that the classifier has not learnt.
 UNKNOWN = {"bo", "ceb", "su", "wo"}
@@ -35,6 +36,11 @@ def test_the_sample_is_seeded_and_bounded():
     assert identify(texts, lines=7) == identify(texts, lines=7)
     assert len(identify(texts, lines=7).lines) == 7
     assert identify(texts, lines=7, seed=1).lines != identify(texts, lines=7).lines
+
+
+def test_a_single_text_is_refused():
+    with pytest.raises(UsageError, match="a list of texts, but got a single text"):
+        identify("Watu wote wamezaliwa huru.")
 
 
 @pytest.mark.parametrize("texts", [[], ["", "123", "%%% --- 4"]])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from metaphrase.corpus.words import Words, format_links, parse_links, phrase_pairs, piece_spans, word_spans
+from metaphrase.exceptions import AlignmentFormatError
 from tests.oracles import disjoint_pieces_loop
 
 LINKS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
@@ -89,6 +90,11 @@ def test_pharaoh_round_trip(links):
 def test_what_is_no_link_is_refused(text):
     with pytest.raises(ValueError, match=f"'0-0 1-2', not '0-0 {re.escape(text)}'"):
         parse_links(f"0-0 {text}")
+
+
+def test_links_that_are_not_text_are_refused():
+    with pytest.raises(AlignmentFormatError, match=r"not \[\[0, 0\], \[1, 1\]\]\. Convert .*format_links\(pairs\)"):
+        parse_links([[0, 0], [1, 1]])
 
 
 # -------------------------------------------------------------------------------------------------------------- pieces

@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer.modules import (
 from torch import nn
 
 import metaphrase.modeling.bulk as bulk
+from metaphrase.exceptions import UsageError
 from metaphrase.modeling.bulk import encode, is_text_transformer, token_batches
 from metaphrase.modeling.packing import notice
 
@@ -170,3 +171,9 @@ def test_other_models_are_handed_on(tokenizer, tiny_encoder):
     assert_close(encode(static, TEXTS[:3]), static.encode(TEXTS[:3]))
     tiny_encoder.tokenizer.padding_side = "left"
     assert not is_text_transformer(tiny_encoder)
+
+
+@pytest.mark.parametrize(("texts", "kind"), [("ja", "str"), ((text for text in TEXTS), "generator")])
+def test_other_texts_than_a_list_are_refused(tiny_encoder, texts, kind):
+    with pytest.raises(UsageError, match=rf"requires a list of sentences, but got a {kind}\. Pass \[text\] or list"):
+        encode(tiny_encoder, texts)

@@ -22,7 +22,14 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.models.bert.modeling_bert import BertPooler
 
 from metaphrase.encoders.adapters import add_lora
-from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
+from metaphrase.exceptions import (
+    AlignmentFormatError,
+    CheckpointError,
+    CorpusError,
+    MemoryBudgetError,
+    MissingExtraError,
+    UsageError,
+)
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_evaluation_batches
@@ -699,6 +706,14 @@ def test_data_of_other_types_are_refused(make_trainer, rows, tiny_encoder):
         make_trainer(dataset={"de": data, "fi": data.select([])})
     with pytest.raises(UsageError, match="`eval_dataset` is a dictionary without data sets"):
         make_trainer(eval_dataset=DatasetDict())
+    with pytest.raises(UsageError, match=r"`train_dataset` is a stream without features.* features=Features"):
+        make_trainer(dataset=IterableDataset.from_generator(lambda: iter(rows)))
+
+
+def test_links_that_are_not_text_are_refused_before_training(make_trainer, rows):
+    linked = Dataset.from_list([{**row, "alignment": [[0, 0], [1, 1]]} for row in rows])
+    with pytest.raises(AlignmentFormatError, match="An alignment is text of the form '0-0 1-2', not"):
+        make_trainer(recipe=Recipe.from_dict({"name": "wtr", "terms": [{"objective": "wtr"}]}), dataset=linked)
 
 
 def test_a_split_for_validation_is_not_trained_on(make_trainer, rows):

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from metaphrase.corpus.codes import NAMES, bare_language
+from metaphrase.exceptions import UsageError
 
 #: Lines per identification.
 LINES = 500
@@ -113,6 +114,8 @@ def identify(texts: Sequence[str], *, lines: int = LINES, seed: int = 0) -> Iden
 
     Very short lines are skipped if there are enough others.
     """
+    if isinstance(texts, str):  # each letter would be a text
+        raise UsageError("identify() requires a list of texts, but got a single text. Pass it in a list: [text].")
     classifier = _classifier()
     usable = [text for text in texts if any(map(str.isalpha, text))]
     longer = [text for text in usable if len(text.encode()) >= _SHORT]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -202,11 +203,16 @@ def parse_links(alignment: str) -> list[Link]:
     """Parse links in the Pharaoh format.
 
     Raises:
-        ValueError: The text is not of the form ``0-0 1-2``.
+        AlignmentFormatError: The links are not text of the form ``0-0 1-2``.
 
     >>> parse_links("0-0 1-2")
     [(0, 0), (1, 2)]
     """
+    if not isinstance(alignment, str):
+        raise AlignmentFormatError(
+            f"An alignment is text of the form '0-0 1-2', not {reprlib.repr(alignment)}. Convert pairs of numbers with "
+            "metaphrase.corpus.words.format_links(pairs)."
+        )
     matches = [_LINK.fullmatch(link) for link in alignment.split()]
     if None in matches:
         raise AlignmentFormatError(f"An alignment has the form '0-0 1-2', not {alignment[:80]!r}.")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.exceptions import UsageError
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.precision import bfloat16
 from metaphrase.modeling.views import pad_rows
@@ -69,10 +70,12 @@ def encode(
         Embeddings in the order of the sentences, shape ``(sentences, hidden)``.
 
     Raises:
-        ValueError: ``sentences`` is a single string, or the model does not store the prompt.
+        UsageError: ``sentences`` is a single string or an iterator, or the model does not store the prompt.
     """
-    if isinstance(sentences, str):
-        raise ValueError("Expected a list of sentences, got a single string.")
+    if isinstance(sentences, str) or not hasattr(sentences, "__getitem__"):
+        raise UsageError(
+            f"encode() requires a list of sentences, but got a {type(sentences).__name__}. Pass [text] or list(texts)."
+        )
     prompt = _prompt(model, prompt, prompt_name)
     budget = tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
     model.eval()
@@ -97,7 +100,7 @@ def _prompt(model: SentenceTransformer, prompt: str | None, name: str | None) ->
     if prompt is not None:
         return prompt
     if name is not None and name not in model.prompts:
-        raise ValueError(
+        raise UsageError(
             f"The model does not store the prompt {name!r}. Its prompts: {', '.join(model.prompts) or 'none'}."
         )
     return model.prompts.get(name or model.default_prompt_name)

@@ -341,7 +341,7 @@ def kept_links(
     If ``mutual``, a link is kept if its two words are each other's surest partner, which is decided before links are
     dropped. Returns the score of each link, 1 if the corpus has none.
     """
-    links = parse_links(example["alignment"] or "")
+    links = [] if example["alignment"] is None else parse_links(example["alignment"])
     scores = [float(score) for score in (example.get("alignment_scores") or "").split()] or [1.0] * len(links)
     if any(i >= len(source_w2) or j >= len(target_w2) for i, j in links) or len(scores) != len(links):
         raise AlignmentFormatError(

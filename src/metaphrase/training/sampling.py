@@ -42,6 +42,11 @@ def check_data(dataset: Any, name: str) -> None:
                 f"`{name}` is a dictionary that contains a stream, but only Datasets can be mixed. Combine streams with "
                 "datasets.interleave_datasets, or load the data without streaming."
             )
+        if isinstance(part, IterableDataset) and part.column_names is None:
+            raise UsageError(
+                f"`{name}` is a stream without features, which name its columns. Pass them to "
+                "IterableDataset.from_generator: features=Features({'source': Value('string'), 'target': Value('string')})."
+            )
         if isinstance(part, Dataset) and not len(part):
             raise UsageError(
                 f"`{name}` is or contains a data set without rows. Omit it, or check what was filtered out."
@@ -62,7 +67,7 @@ def check_rows(dataset: Any, collator: ParallelCollator) -> None:
     """Refuse data sets of whose first row no batch can be built, before training; of a stream, nothing is read."""
     for part in parts_of(dataset):
         if isinstance(part, Dataset):
-            collator.check([part[0]])
+            collator([part[0]])
 
 
 def check_batches(batches: str, dataset: Any, name: str, *, streams: bool = False) -> None:
