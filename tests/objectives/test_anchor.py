@@ -22,6 +22,7 @@ from metaphrase.io.files import DEMO
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.frozen import FrozenEncoder
+from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.objectives.anchor import anchor, interpolated_anchor
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
@@ -372,7 +373,7 @@ def test_a_run_is_not_resumed_with_another_teacher(tiny_encoder, teacher_dir, bi
     make_trainer().train()
     make_trainer().verify_checkpoint(True)
     change(folder)
-    differs = rf'belongs to another run, which differs in: teacher {folder} \("\w+" → "\w+"\)\. Restore'
+    differs = rf'belongs to another run, which differs in: anchor\.teacher {folder} \("\w+" → "\w+"\)\. Restore'
     with pytest.raises(CheckpointError, match=differs):
         make_trainer().verify_checkpoint(True)
     make_trainer(allow_changes=True).verify_checkpoint(True)
@@ -387,9 +388,33 @@ def test_a_run_is_not_resumed_from_another_original_encoder(tiny_encoder, bitext
     trainer = trainer_from(tiny_encoder)
     trainer.train()
     trainer_from(tiny_encoder).verify_checkpoint(True)
-    with pytest.raises(CheckpointError, match=r'differs in: original_encoder \("\w+" → "\w+"\)\. Restore'):
+    with pytest.raises(CheckpointError, match=r'differs in: anchor\.original_encoder \("\w+" → "\w+"\)\. Restore'):
         trainer_from(trainer.model).verify_checkpoint(True)
     fault("A5", "resumed from other weights of the original encoder", tried=1, survived=1)
+
+
+def test_the_digests_of_objectives_are_kept_apart(tiny_encoder, bitext, tmp_path, monkeypatch):
+    class Reading(Objective):
+        name, granularity, version = "reading", "sentence", "of the first of January"
+
+        def digests(self):
+            return {"original_encoder": self.version, "seed": "x"}
+
+        def forward(self, encodings):
+            return encodings["source"].sentence_bh.square().mean()
+
+    def trainer():
+        recipe = Recipe.from_dict({"name": "own", "terms": [{"objective": "anchor"}, {"objective": "reading"}]})
+        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), recipe, max_length=24)
+        return trainer_of(loss.model, loss, bitext, tmp_path, max_steps=1, save_steps=1)
+
+    monkeypatch.setitem(OBJECTIVES, "reading", Reading)
+    trainer().train()
+    run = json.loads((tmp_path / "checkpoint-1" / "manifest.json").read_text(encoding="utf-8"))["run"]
+    assert {"seed", "anchor.original_encoder", "reading.original_encoder", "reading.seed"} < run.keys()
+    monkeypatch.setattr(Reading, "version", "of the first of January, later")
+    with pytest.raises(CheckpointError, match=r'differs in: reading\.original_encoder \("\w+" → "\w+"\)\. Restore'):
+        trainer().verify_checkpoint(True)
 
 
 def test_the_original_encoder_has_no_dropout(tiny_encoder):

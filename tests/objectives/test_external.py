@@ -1,5 +1,6 @@
 """Objectives of other packages: as `package.module:Class`, by an entry point, and set in a notebook."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -108,6 +109,26 @@ class Detached(Distance):
         return encodings["source"].sentence_bh.detach().mean()
 
 
+class Cut(Distance):
+    def forward(self, encodings):
+        return encodings["source"].sentence_bh.detach().mean().requires_grad_()
+
+
+class Complex(Distance):
+    def forward(self, encodings):
+        return encodings["source"].sentence_bh.mean() * 1j
+
+
+class Viewless(Distance):
+    def views(self):
+        return source_view(self.max_length)
+
+
+class Uncounted(Distance):
+    def digests(self):
+        return {"words": 3}
+
+
 class Reserved(Distance):
     name = "double"
 
@@ -138,8 +159,6 @@ def package(tmp_path, monkeypatch) -> Path:
     yield folder
     for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
         del sys.modules[name]
-    for name in [name for name in OBJECTIVES._classes if name.startswith("outside")]:
-        del OBJECTIVES[name]
 
 
 def write_recipe(path: Path, objective: str, **args) -> Path:
@@ -228,15 +247,19 @@ def test_wrong_references_and_arguments_are_reported(package, tmp_path, objectiv
         recipe.check()
 
 
-@pytest.mark.parametrize(("name", "found"), [("Unreduced", r"a tensor of shape \(3,\)"), ("Nothing", "None")])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("Unreduced", r"a tensor of shape \(3,\)"), ("Nothing", "None"), ("Complex", r".* torch\.complex128")],
+)
 def test_a_loss_is_a_scalar(package, make_loss, batch_of, bitext, name, found):
     loss = make_loss(f"outside.losses:{name}")
-    with pytest.raises(RecipeError, match=f"'projected-distance' must be a scalar tensor, but is {found}"):
+    with pytest.raises(RecipeError, match=f"'projected-distance' must be a real-valued scalar tensor, but is {found}"):
         loss(batch_of(loss, bitext[:3]))
 
 
-def test_a_loss_has_a_gradient(package, make_loss, batch_of, bitext):
-    loss = make_loss("outside.losses:Detached")
+@pytest.mark.parametrize("name", ["Detached", "Cut"])
+def test_a_loss_has_a_gradient(package, make_loss, batch_of, bitext, name):
+    loss = make_loss(f"outside.losses:{name}")
     batch = batch_of(loss, bitext[:3])
     with pytest.raises(RecipeError, match="'projected-distance' has no gradient, so the objective has no effect"):
         loss(batch)
@@ -249,9 +272,17 @@ def test_a_loss_has_a_gradient(package, make_loss, batch_of, bitext):
     [
         ("Uninitialised", r"does not initialise its base class. Call super\(\).__init__\(max_length=max_length\)"),
         ("Stateful", r"outside of its head \(projection.weight, projection.bias\).* Create them in make_head"),
+        (
+            "Viewless",
+            r"views\(\) of the objective 'projected-distance' must return a list or tuple of views, but returns",
+        ),
+        (
+            "Uncounted",
+            r"digests\(\) of the objective 'projected-distance' must return a dict.*, but returns {'words': 3}",
+        ),
     ],
 )
-def test_constructors_that_lose_state_are_refused(package, make_loss, name, message):
+def test_classes_that_cannot_be_trained_are_refused(package, make_loss, name, message):
     with pytest.raises(RecipeError, match=message):
         make_loss(f"outside.losses:{name}")
 
@@ -277,6 +308,14 @@ def test_a_class_is_named_as_its_key(package):
     assert objectives.granularity("projected-distance") == "sentence"
     with pytest.raises(KeyError):
         objectives["nothing"]
+
+
+def test_a_class_that_is_reloaded_replaces_the_old_one(package):
+    recipe = Recipe.from_dict({"name": "own", "terms": [{"objective": "outside.losses:Distance"}]})
+    old = recipe.objectives()["projected-distance"]
+    (package / "outside" / "losses.py").write_text(MODULE.replace("power: int = 2", "power: int = 11"))
+    importlib.reload(sys.modules["outside.losses"])
+    assert (old.power, recipe.objectives()["projected-distance"].power) == (2, 11)
 
 
 def test_one_class_under_two_keys_is_refused(package, monkeypatch):

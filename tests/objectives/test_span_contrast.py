@@ -226,4 +226,4 @@ def test_a_run_with_another_phrase_table_is_another_run(make_loss, bitext, tmp_p
         PhraseTable.of_corpus(bitext).filter(cut).save(path)
         loss = make_loss("span-contrast", phrase_table=path, cut=0.5)
         found.append(RunFacts(loss, arguments).collect(Dataset.from_list(bitext)))
-    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"phrase_table"}
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"span-contrast.phrase_table"}

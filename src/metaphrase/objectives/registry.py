@@ -40,13 +40,11 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
 
     def __init__(self, table: Mapping[str, tuple[str, str]]) -> None:
         self._table = dict(table)
-        self._classes: dict[str, type[Objective]] = {}
+        self._classes: dict[str, type[Objective]] = {}  # that were set; others may be reloaded
 
     def __getitem__(self, name: str) -> type[Objective]:
         """The class of an objective."""
-        if name not in self._classes:
-            self._classes[name] = self._load(name)
-        return self._classes[name]
+        return self._classes[name] if name in self._classes else self._load(name)
 
     def __setitem__(self, name: str, cls: type[Objective]) -> None:
         """Add an objective, or replace one."""
@@ -59,9 +57,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         del self._classes[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys(
-            [*self._table, *self._entry_points, *(n for n in self._classes if not is_reference(n))]
-        )
+        yield from dict.fromkeys([*self._table, *self._entry_points, *self._classes])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from metaphrase.encoders.adapters import encoder_of
 from metaphrase.encoders.loading import origin_of, pooling_of, used_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
-from metaphrase.io.arguments import Length, checked
+from metaphrase.io.arguments import Length, checked, is_of_type
 from metaphrase.io.configuration import plain
 from metaphrase.modeling.encoding import Encoding, encode_views, has_decoder, unwrap
 from metaphrase.modeling.matryoshka import CITATION, truncated
@@ -25,7 +26,7 @@ from metaphrase.modeling.views import View
 from metaphrase.objectives import HeadSources, Objective
 from metaphrase.objectives.base import check_positions
 from metaphrase.training.heads import AlignmentHeads, check_same_state
-from metaphrase.training.recipe import Recipe, Term
+from metaphrase.training.recipe import Recipe, Term, views_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class AlignmentLoss(nn.Module):
         heads: The parameters of the objectives.
         objectives: The objectives by name.
         views: The views that the objectives read, without duplicates.
+        digests: For each objective the digests of what it reads and no checkpoint contains.
         step: Completed steps of the optimiser, on which scheduled weights depend; the trainer sets it.
 
     Raises:
@@ -101,8 +103,9 @@ class AlignmentLoss(nn.Module):
         for objective in objectives.values():
             _check_state(objective)
         self.objectives = nn.ModuleDict(objectives)
+        self.digests = {name: _digests(objective) for name, objective in objectives.items()}
         self._micro_batch_size: int | None = None
-        self.views = _distinct(view for objective in objectives.values() for view in objective.views())
+        self.views = _distinct(view for objective in objectives.values() for view in views_of(objective))
 
     def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
         """The weighted loss of each objective.
@@ -134,17 +137,14 @@ class AlignmentLoss(nn.Module):
     def _value(self, objective: Any, encodings: Mapping[str, Encoding], sizes: Sequence[int]) -> Tensor:
         """An objective, or its sum over sizes of embeddings (Kusupati et al. 2022, equation 1)."""
         value = sum(objective(truncated(encodings, size)) for size in sizes) if sizes else objective(encodings)
-        if not isinstance(value, Tensor) or value.dim():
-            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
+            is_tensor = isinstance(value, Tensor)
+            found = f"a tensor of shape {tuple(value.shape)} and type {value.dtype}" if is_tensor else repr(value)
             raise RecipeError(
-                f"The loss of the objective {type(objective).name!r} must be a scalar tensor, but is {found}. Reduce it, for "
-                "example with mean(), and return it from forward()."
+                f"The loss of the objective {type(objective).name!r} must be a real-valued scalar tensor, but is {found}. "
+                "Reduce it, for example with mean(), and return it from forward()."
             )
-        if (
-            torch.is_grad_enabled()
-            and not value.requires_grad
-            and any(p.requires_grad for p in self.model.parameters())
-        ):
+        if torch.is_grad_enabled() and value.grad_fn is None and any(p.requires_grad for p in self.model.parameters()):
             raise RecipeError(
                 f"The loss of the objective {type(objective).name!r} has no gradient, so the objective has no effect. "
                 "Compute it from the encodings or the head, without detach(); for a batch with nothing to learn from, "
@@ -250,6 +250,16 @@ def _check_state(objective: Objective) -> None:
             f"({', '.join(outside[:3])}), which checkpoints do not contain. Create them in make_head(), "
             "or register constants with persistent=False."
         )
+
+
+def _digests(objective: Objective) -> dict[str, str]:
+    digests = objective.digests()
+    if not is_of_type(digests, dict[str, str]):
+        raise RecipeError(
+            f"digests() of the objective {type(objective).name!r} must return a dictionary of text, such as "
+            f"{{'table': files_sha256([path])}}, but returns {reprlib.repr(digests)}."
+        )
+    return digests
 
 
 def _check_matryoshka(term: Term, objective: Objective, size: int | None) -> None:

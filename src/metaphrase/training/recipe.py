@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,7 @@ from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import is_reference, parameters_of
 
 if TYPE_CHECKING:
+    from metaphrase.modeling.views import View
     from metaphrase.objectives import Objective
 
 #: Which pairs are in the same batch.
@@ -278,8 +279,26 @@ class Recipe:
     @property
     def columns(self) -> frozenset[str]:
         """Columns that the recipe reads in addition to ``source`` and ``target``."""
-        views = (view for objective in self.objectives().values() for view in objective.views())
+        views = (view for objective in self.objectives().values() for view in views_of(objective))
         return frozenset(column for view in views for column in view.columns)
+
+
+def views_of(objective: Objective) -> tuple[View, ...]:
+    """The views that an objective reads.
+
+    Raises:
+        RecipeError: They are not a list of views.
+    """
+    from metaphrase.modeling.views import View  # imports torch
+
+    views: Any = objective.views()
+    views = tuple(views) if isinstance(views, Iterable) else views
+    if not isinstance(views, tuple) or not all(isinstance(view, View) for view in views):
+        raise RecipeError(
+            f"views() of the objective {objective.name!r} must return a list or tuple of views, but returns "
+            f"{reprlib.repr(views)}. Return for example source_view(self.max_length), target_view(self.max_length)."
+        )
+    return views
 
 
 def list_recipes() -> list[Recipe]:

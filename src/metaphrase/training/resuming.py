@@ -122,11 +122,11 @@ class RunFacts:
 
     @cached_property
     def _original_facts(self) -> dict[str, str]:
-        """Digests of what a checkpoint does not contain: what objectives read, and the start of weight decay."""
+        """Digests of what a checkpoint does not contain: what each objective reads, and the start of weight decay."""
         digests = {} if self._decay is None else {"start": self._decay.digest}
-        for objective in self._loss.objectives.values():
-            digests |= objective.digests()
-        return {name: digest[:16] for name, digest in digests.items()}
+        for name, read in self._loss.digests.items():
+            digests |= {f"{name}.{what}": digest for what, digest in read.items()}
+        return {name: _digest(digest) for name, digest in digests.items()}
 
 
 def digest_of(dataset: Any) -> str | None:
