@@ -227,6 +227,14 @@ def test_identical_sides_are_refused_even_if_forced(command, tmp_path, capsys):
     assert not (tmp_path / "out" / "data").exists()
 
 
+def test_sides_that_differ_in_case_can_be_forced(command, tmp_path, capsys):
+    sources = [line.split("\t")[0] for line in lines_of("sw", 200)]
+    alike = write(tmp_path / "alike.tsv", [f"{source}\t{source.upper()}" for source in sources])
+    assert main([*with_corpus(command, alike), "--plan_only"]) == 2
+    assert "Fix the corpus, or pass --force." in " ".join(capsys.readouterr().err.split())
+    assert main([*with_corpus(command, alike), "--plan_only", "--force"]) == 0
+
+
 @pytest.mark.long
 def test_what_an_earlier_run_mixed_in_is_gone(command, trained, tmp_path):
     training = tmp_path / "out" / "data" / "training"

@@ -150,17 +150,6 @@ def test_pictures(tmp_path, baseline):
         assert path.stat().st_size > 4000
 
 
-def test_pictures_of_an_earlier_report_are_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "save_picture", lambda chart, path: path.touch() or path)
-    (tmp_path / "mine.png").touch()
-    monkeypatch.setattr(plots, "alpha_chart", lambda curve: None)
-    content = report()
-    content["analysis"] |= {"answers": {"languages": ["de", "en"]}, "alpha": {}}
-    assert len(plots.save_pictures(content, tmp_path)) == 7
-    plots.save_pictures(content | {"analysis": {}, "run": {}}, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.png", "accuracy-demo.png"}
-
-
 @pytest.mark.long
 def test_markup_is_deterministic_and_needs_nothing_else():
     for name, chart in plots.charts(report()).items():

@@ -239,7 +239,7 @@ def test_an_adapter_that_is_not_released_cannot_be_kept(execute, monkeypatch, ot
 def test_the_curve_and_the_report_of_an_earlier_run_are_deleted(execute):
     first = execute(recipe="tr", max_steps=1)
     (first.output / "report").mkdir()
-    written = ("report/report.html", "report/report.json", "report/accuracy-test.png")
+    written = ("report/report.html", "report/report.json")
     for name in ("alpha.json", "alpha.png", *written, "report/mine.png"):
         (first.output / name).write_text("{}")
     earlier = ["alpha.json", "alpha.png", "report.json", "report.html", *written]

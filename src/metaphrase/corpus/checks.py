@@ -281,6 +281,12 @@ def check_pairs(pairs: ParallelSet) -> list[Finding]:
     return [finding for check in checks if (finding := check(pairs)) is not None]
 
 
+def is_copied(pairs: ParallelSet) -> bool:
+    """Whether most pairs have exactly the same text on both sides."""
+    same = sum(source == target for source, target in zip(pairs.sources, pairs.targets, strict=True))
+    return same > IDENTICAL_ERROR * len(pairs.sources)
+
+
 def _identical(pairs: ParallelSet) -> Finding | None:
     n = len(pairs.sources)
     same = [(s, t) for s, t in zip(pairs.sources, pairs.targets, strict=True) if normalised(s) == normalised(t)]

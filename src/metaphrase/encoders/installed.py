@@ -19,7 +19,7 @@ from huggingface_hub import constants
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.checks import REFERENCE, reference_difference
-from metaphrase.encoders.folders import MODULES_FILE, holds_model
+from metaphrase.encoders.folders import holds_model
 from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.digests import file_facts, weights_digest
@@ -105,22 +105,14 @@ def suggestion(name: str, others: tuple[str, ...] = ()) -> str:
     return f"{did_you_mean(name, [*others, *known, *RELEASED])}.{listed}"
 
 
-def check_installed(model: InstalledModel) -> None:
-    """Refuse an installed model, other than a task vector, that lists no modules or differs from its digests."""
-    if not (model.folder / MODULES_FILE).is_file():
-        raise ModelFileError(
-            f"The package of {model} has no {MODULES_FILE}, so its pooling is unknown. {_REMEDY} If it never had that file, "
-            "package a folder that `SentenceTransformer.save_pretrained` or `metaphrase.release` wrote."
-        )
-    check_files(model.folder, str(model))
-
-
 def check_files(folder: Path, name: str) -> None:
-    """Compare the files of a folder with the digests in its manifest, if it has one. Its card may have been edited."""
+    """Compare the files of a folder with the digests in its manifest, if it has one. The card may differ."""
     for file, facts in _manifest(folder, name).get("files", {}).items():
+        if file == constants.REPOCARD_NAME:
+            continue
         path = folder / file
         exists = path.is_relative_to(folder) and ".." not in Path(file).parts and path.is_file()
-        if not exists or (file != constants.REPOCARD_NAME and file_facts(path) != facts):
+        if not exists or file_facts(path) != facts:
             what = "was altered or is damaged" if exists else "is missing"
             raise ModelFileError(f"{file} of {name} {what}. {_REMEDY}")
 

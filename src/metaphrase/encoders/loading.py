@@ -30,7 +30,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
 from metaphrase.encoders.folders import MODULES_FILE, VECTOR_FILE, WEIGHTS, open_model, read_modules
-from metaphrase.encoders.installed import check_installed, check_merged, installed_model
+from metaphrase.encoders.installed import check_files, check_merged, installed_model
 from metaphrase.encoders.names import PLUS, find_folder, load_vectors, name_parts, split_vectors, vector_file
 from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
@@ -220,7 +220,7 @@ def find_model(name_or_path: str | Path) -> tuple[str, Path]:
 def _checked_folder(base: str) -> tuple[str, Path]:
     """The name and the folder of a model; the files of an installed one are compared with their digests."""
     if (installed := installed_model(base)) is not None:
-        check_installed(installed)
+        check_files(installed.folder, str(installed))
     return find_folder(base)
 
 

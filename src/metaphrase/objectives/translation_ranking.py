@@ -254,7 +254,10 @@ class TranslationRanking(Objective):
         Of several copies of another translation, the first one counts.
         """
         text_p, target_p = (self.gathered(encodings[name].features["text"]) for name in (side, "target"))
-        is_copy_p = ((text_p[:, None] == text_p) & (target_p[:, None] == target_p)).tril(-1).any(dim=1)
+        group_p = torch.stack([text_p, target_p], dim=1).unique(dim=0, return_inverse=True)[1]
+        number_p = torch.arange(len(group_p), device=group_p.device)
+        first_g = number_p.new_full((len(group_p),), len(group_p)).scatter_reduce(0, group_p, number_p, "amin")
+        is_copy_p = number_p > first_g[group_p]
         return self._same(encodings, "target") & ~self._same(encodings, side) & ~is_copy_p
 
     def _same(self, encodings: Mapping[str, Encoding], side: str) -> Tensor:

@@ -69,8 +69,6 @@ _SCRIPTS = [
     "Gujarati", "Gurmukhi", "Oriya", "Sinhala", "Thai", "Lao",
     "Khmer", "Myanmar", "Ethiopic", "CJK SC", "CJK KR",
 ]  # fmt: skip
-#: Names that charts may have, as patterns.
-_NAMES = ("accuracy-*", "retention-*", "alpha", "curves", "tokens", "margins", "answers")
 #: Prefix of the id of an element that shows the rest of the id as a tooltip.
 _TOOLTIP = "tooltip:"
 
@@ -151,16 +149,8 @@ def svg(name: str, chart: Chart) -> str:
 
 
 def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
-    """Save the charts of a report as PNG files, in place of those of an earlier report."""
-    remove_pictures(folder)
+    """Save the charts of a report as PNG files."""
     return [save_picture(chart, Path(folder) / f"{name}.png") for name, chart in charts(report).items()]
-
-
-def remove_pictures(folder: str | Path) -> None:
-    """Delete the charts of a report from its folder."""
-    for name in _NAMES:
-        for path in Path(folder).glob(f"{name}.png"):
-            path.unlink()
 
 
 def save_picture(chart: Chart, path: str | Path) -> Path:

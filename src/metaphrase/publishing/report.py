@@ -23,7 +23,7 @@ from metaphrase.io.counts import counted
 from metaphrase.io.files import replace_text, write_json
 from metaphrase.io.tables import titled_table
 from metaphrase.publishing.analysis import SIDES
-from metaphrase.publishing.plots import COLOURS, charts, remove_pictures, svg
+from metaphrase.publishing.plots import COLOURS, charts, svg
 
 #: Folder of the report that ``metaphrase report`` writes, in that of the run.
 FOLDER = "report"
@@ -201,7 +201,6 @@ def remove_report(run: Path) -> None:
     for folder in (run, run / FOLDER):
         for name in ("report.json", "report.html"):
             (folder / name).unlink(missing_ok=True)
-    remove_pictures(run / FOLDER)
 
 
 @cache

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeAlias
 from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
-from metaphrase.corpus.checks import LEAKAGE, Finding, check_corpus, errors, read_corpus
+from metaphrase.corpus.checks import LEAKAGE, Finding, check_corpus, errors, is_copied, read_corpus
 from metaphrase.corpus.codes import bare_language, split_languages, standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.identification import language_name
@@ -118,7 +118,9 @@ class AdaptationConfig:
         "Other languages to measure before and after training: codes, or 'all' for the 94 languages of the packaged "
         "Universal Declaration of Human Rights (default: a sample of 20).",
     )
-    force: bool = option(False, "Train even if the checks find errors, except identical sides.")
+    force: bool = option(
+        False, "Train even if the checks find errors, unless most pairs have exactly the same text on both sides."
+    )
     plan_only: bool = option(False, "Check the corpus, print the plan with its estimated duration, and stop.")
     seed: Seed = option(42, "Seed of the split and of training.")
 
@@ -273,11 +275,11 @@ class Adaptation:
         if not self.sets:
             self.check()
         wrong = errors(self.findings)
-        is_identical = any(finding.code == "identical-sides" for finding in wrong)  # `load_corpus` refuses them too
-        if wrong and (is_identical or not self.config.force):
+        has_copies = any(map(is_copied, self.sets.values()))  # `load_corpus` refuses them too
+        if wrong and (has_copies or not self.config.force):
             raise CorpusError(
                 f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Fix the corpus"
-                f"{'' if is_identical else ', or pass --force'}."
+                f"{'' if has_copies else ', or pass --force'}."
             )
         splits = split_all(self.sets, seed=self.config.seed)
         replayed = replay(

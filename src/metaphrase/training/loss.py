@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,7 +49,6 @@ class AlignmentLoss(nn.Module):
         heads: The parameters of the objectives.
         objectives: The objectives by name.
         views: The views that the objectives read, without duplicates.
-        digests: For each objective the digests of what it reads and no checkpoint contains.
         step: Completed steps of the optimiser, on which scheduled weights depend; the trainer sets it.
 
     Raises:
@@ -103,9 +103,13 @@ class AlignmentLoss(nn.Module):
         for objective in objectives.values():
             _check_state(objective)
         self.objectives = nn.ModuleDict(objectives)
-        self.digests = {name: _digests(objective) for name, objective in objectives.items()}
         self._micro_batch_size: int | None = None
         self.views = _distinct(view for objective in objectives.values() for view in views_of(objective))
+
+    @cached_property
+    def digests(self) -> dict[str, dict[str, str]]:
+        """For each objective, the digests of what it reads and no checkpoint contains."""
+        return {name: _digests(objective) for name, objective in self.objectives.items()}
 
     def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
         """The weighted loss of each objective.

@@ -61,6 +61,7 @@ class RunFacts:
         self, loss: AlignmentLoss, args: AlignmentTrainingArguments, decay: DecayTowardStart | None = None
     ) -> None:
         self._loss, self._args, self._decay = loss, args, decay
+        self._read = loss.digests
         self._model = loss.model
         self._digested: tuple[Any, str | None] = (None, None)  # the training data and their digest
 
@@ -124,7 +125,7 @@ class RunFacts:
     def _original_facts(self) -> dict[str, str]:
         """Digests of what a checkpoint does not contain: what each objective reads, and the start of weight decay."""
         digests = {} if self._decay is None else {"start": self._decay.digest}
-        for name, read in self._loss.digests.items():
+        for name, read in self._read.items():
             digests |= {f"{name}.{what}": digest for what, digest in read.items()}
         return {name: _digest(digest) for name, digest in digests.items()}
 

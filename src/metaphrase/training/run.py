@@ -420,7 +420,7 @@ class TrainingRun:
                 guards = GuardEvaluator(training_guards(self.encoder, self.config, self.dev))
                 metrics += guards.metrics
                 if selecting := guards.guards.get(str(arguments.metric_for_best_model).removeprefix("eval_")):
-                    digests[selecting.name] = json_digest(selecting.digests)[:16]
+                    digests[f"guard {selecting.name}"] = json_digest(selecting.digests)[:16]
                 evaluators.append(guards)
             check_best_metric(arguments, metrics)
             evaluators.append(retrieval)  # the last one has the sequential score
@@ -459,8 +459,8 @@ class TrainingRun:
         if (embedding := self.language_embedding) is None:
             release(self.encoder, self.output, **settings)
         else:
-            remove_release(self.output)  # of an earlier run without a language embedding
             release_languages(self.encoder, self.output, embedding, **settings)
+            remove_release(self.output)  # of an earlier run without a language embedding
 
     def trained_encoder(self) -> Encoders:
         """The released encoder, loaded from its folder, or one for each language of a language embedding."""

@@ -103,7 +103,7 @@ class ChoosesBatches(SentenceTransformerTrainer):
 
     args: Any
     alignment_loss: Any
-    _evaluated = "eval"  # prefix of the latest evaluation
+    _evaluated: tuple[str, float, dict[str, float]] | None = None  # key of the loss, the loss, and its terms
 
     def get_batch_sampler(
         self, dataset: Any, batch_size: int, drop_last: bool, *args: Any, **kwargs: Any
@@ -130,7 +130,7 @@ class ChoosesBatches(SentenceTransformerTrainer):
     ) -> EvalLoopOutput:
         """Evaluate, and fail if the data, such as a stream, have no batch; the loss would be missing."""
         # The parent class would add the terms of `predict` to those of the next evaluation.
-        self.accum_loss_components["eval"], self._evaluated = {}, metric_key_prefix
+        self.accum_loss_components["eval"], self._evaluated = {}, None
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         only_evaluators = isinstance(dataloader.dataset, list)  # the parent class passes an empty list
         if not only_evaluators and not any(name.endswith("_loss") for name in output.metrics):
@@ -138,16 +138,18 @@ class ChoosesBatches(SentenceTransformerTrainer):
                 "The evaluation data have no pairs, or too few for a batch, so they have no loss. Add pairs, or lower "
                 f"per_device_eval_batch_size, which is {self.args.per_device_eval_batch_size}."
             )
+        if metric_key_prefix != "eval" and (loss := output.metrics.get(f"{metric_key_prefix}_loss")) is not None:
+            terms = dict(nested_gather(self.accum_loss_components["eval"], self.args.parallel_mode))
+            steps = terms.pop("steps").sum()
+            means = {f"{metric_key_prefix}_{name}": (value.sum() / steps).item() for name, value in terms.items()}
+            self._evaluated = f"{metric_key_prefix}_loss", loss, {name: round(mean, 4) for name, mean in means.items()}
         return output
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log the terms of the loss for each evaluation data set; the parent class logs those of `eval_loss` only."""
-        if self._evaluated != "eval" and f"{self._evaluated}_loss" in logs:
-            terms = dict(nested_gather(self.accum_loss_components["eval"], self.args.parallel_mode))
-            steps = terms.pop("steps").sum()
-            logs = logs | {
-                f"{self._evaluated}_{name}": round((value.sum() / steps).item(), 4) for name, value in terms.items()
-            }
+        if self._evaluated is not None:
+            name, loss, terms = self._evaluated
+            logs = logs | terms if logs.get(name) == loss else logs
         super().log(logs, *args, **kwargs)
 
     @property

@@ -44,7 +44,8 @@ class Split:
 def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
     """Hold out dev and test pairs whose sentences do not occur in the training pairs."""
     stripped = [(s.strip(), t.strip()) for s, t in zip(pairs.sources, pairs.targets, strict=True)]
-    unique = [pair for pair in {tuple(map(composed, pair)): pair for pair in stripped}.values() if all(pair)]
+    first = {tuple(map(composed, pair)): pair for pair in reversed(stripped)}  # of copies, the first one is kept
+    unique = [pair for pair in dict.fromkeys(first[tuple(map(composed, pair))] for pair in stripped) if all(pair)]
     if len(unique) < FEWEST:
         raise CorpusError(
             f"{pairs.language} has {counted(len(unique), 'different pair')}; adapting and evaluating require at "
