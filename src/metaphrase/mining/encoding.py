@@ -19,7 +19,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import check_engine, load_rows, make_shards, prepare_search, work_manifest
+from metaphrase.mining.shards import load_rows, make_shards, prepare, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,7 @@ def encode_file(
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
-    engine = EngineOptions() if engine is None else engine
-    search = prepare_search(search, engine)
-    check_engine(engine)
+    search, engine = prepare(search, engine)
     written = Path(output), Path(f"{output}.txt")
     check_files(written, [text])
     read = partial(read_sentences, text, column)

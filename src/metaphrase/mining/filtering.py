@@ -30,11 +30,10 @@ from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.shards import (
     SIDES,
-    check_engine,
     load_neighbours,
     load_rows,
     make_shards,
-    prepare_search,
+    prepare,
     work_manifest,
 )
 from metaphrase.modeling.bulk import distinct_texts
@@ -95,10 +94,8 @@ def filter_corpus(
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
-    engine = EngineOptions() if engine is None else engine
-    search = prepare_search(search, engine)
     options.check()
-    check_engine(engine)
+    search, engine = prepare(search, engine)
     check_device(search.search_device, here=engine.executor is None)
     start = time.perf_counter()
     with work_folder_of(options.output) as work:

@@ -213,21 +213,21 @@ def search_shards(
         write_part(folder / RECALL, {"recall": recall(approximate, exactly(sample_qh))})
 
 
-def check_engine(engine: EngineOptions) -> None:
-    """Check what an engine requires before slow work: its options, its storage and the arguments of its executor."""
+def prepare(search: SearchOptions | None, engine: EngineOptions | None) -> tuple[SearchOptions, EngineOptions]:
+    """Check what an engine requires before slow work: its options, its storage and the arguments of its executor.
+
+    Returns the options, or their defaults. On this machine, ``bf16`` is disabled if float32 is faster.
+    """
+    search, engine = search or SearchOptions(), engine or EngineOptions()
     engine.check()
     if engine.executor is not None:
         os.environ.setdefault("LOGURU_DIAGNOSE", "NO")  # else datatrove logs the variables of a failed task, too
         from metaphrase.mining.engine import check_settings  # of an extra
 
         check_settings(engine)
-
-
-def prepare_search(search: SearchOptions | None, engine: EngineOptions) -> SearchOptions:
-    """The options, by default their defaults. On this machine, ``bf16`` is disabled where float32 is faster."""
-    search = SearchOptions() if search is None else search
-    is_here = engine.executor in (None, "local") and not engine.is_last
-    return replace(search, bf16=usable_bfloat16(wanted=search.bf16)) if is_here else search
+    if engine.executor in (None, "local") and not engine.is_last:
+        search = replace(search, bf16=usable_bfloat16(wanted=search.bf16))
+    return search, engine
 
 
 def make_shards(

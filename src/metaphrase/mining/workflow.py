@@ -38,7 +38,7 @@ from metaphrase.mining.output import (
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
-from metaphrase.mining.shards import SIDES, check_engine, load_neighbours, make_shards, prepare_search, work_manifest
+from metaphrase.mining.shards import SIDES, load_neighbours, make_shards, prepare, work_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -96,10 +96,8 @@ def mine_files(
         WorkerError: Tasks of the engine failed repeatedly.
         ImportError: The engine is not installed.
     """
-    engine = EngineOptions() if engine is None else engine
-    search = prepare_search(search, engine)
     options.check()
-    check_engine(engine)
+    search, engine = prepare(search, engine)
     check_device(search.search_device, here=engine.executor is None)
     if options.threshold == "auto" and search.k < 2:
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
