@@ -28,7 +28,7 @@ from metaphrase.cli.output import configure, result_stream
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.arguments import check_value, describe_type, hints_of, is_limited, is_of_type
 from metaphrase.io.configuration import Keys, default_of, did_you_mean, place, plain, read_yaml
-from metaphrase.io.files import PACKAGED_DATA
+from metaphrase.io.files import PACKAGED_DATA, as_json
 from metaphrase.io.outputs import check_files
 
 #: Flags that every command has, with their help.
@@ -333,18 +333,8 @@ def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str,
             default = default_of(option)
             is_default = value == default or (value is None and default == "")  # "" for no list
             if not (home.__module__.split(".")[0] in _LIBRARIES and is_default):
-                options[option.name] = _plain(value)
-    return options
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value if isinstance(value, str | int | float | bool | NoneType) else str(value)
+                options[option.name] = value
+    return dict(as_json(options, default=str))
 
 
 def options_of(cls: type) -> list[Field[Any]]:
