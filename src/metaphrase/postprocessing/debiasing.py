@@ -17,7 +17,6 @@ from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder, parallel_files
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.encoders.names import find_folder, split_vectors
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS, LabelledData, load_guard_data
 from metaphrase.evaluation.guards import (
@@ -330,7 +329,6 @@ def write_debiased(
     )
     if direction_kh is None:
         return result
-    source = find_folder(split_vectors(options.model)[0])[1]
     removed = find_projection(model, len(model))
     card = derived_card(
         model,
@@ -344,7 +342,8 @@ def write_debiased(
         },
         command=command,
     )
-    debiased, added = without_directions(model, direction_kh), part_folders(options.model)[1:]
+    source, *added = part_folders(options.model)
+    debiased = without_directions(model, direction_kh)
     with drafted(debiased, options.output_dir, source=source, tuned=added, card=card) as draft:
         draft.publish()
     return result

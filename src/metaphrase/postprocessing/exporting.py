@@ -163,8 +163,8 @@ def prepare_export(
     model = load_encoder(options.model)
     reduced, changes = _reduce(model, options, texts)
     before = measure(model, options.model)
-    source = find_folder(split_vectors(options.model)[0])[1]
-    with drafted(reduced, options.output_dir, source=source, tuned=part_folders(options.model)[1:]) as draft:
+    source, *added = part_folders(options.model)
+    with drafted(reduced, options.output_dir, source=source, tuned=added) as draft:
         after = measure(draft.model, options.output_dir)
         comparison = compare(before, after, resamples=options.resamples, seed=options.seed)
         lost = [

@@ -293,9 +293,8 @@ def _write(
         draft = None
         if options.output_dir is not None:
             merged = vector.apply(base)
-            source = find_folder(split_vectors(base_name)[0])[1]
-            folders = [folder for name in (base_name, *tuned) for folder in part_folders(name)]
-            draft = stack.enter_context(drafted(merged, options.output_dir, source=source, tuned=folders, card=card))
+            source, *added = [folder for name in options.models for folder in part_folders(name)]
+            draft = stack.enter_context(drafted(merged, options.output_dir, source=source, tuned=added, card=card))
         if options.vector is not None:
             file = Path(options.vector).name
             loaded = f"{vector.base_name or 'BASE'} + {file}"
