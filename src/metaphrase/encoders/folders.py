@@ -127,7 +127,17 @@ def open_model(name: str, folder: Path) -> Iterator[Path]:
     Errors of other libraries inside the block become a `ModelFileError` with one sentence.
     """
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
-        check_model_folder(name, folder, Path(temporary))
+        files, modules = _Files(name, folder, Path(temporary)), read_modules(name, folder)
+        if files.find(MODULES_FILE):
+            listed = [
+                {"idx": at, "name": str(at), "path": path, "type": f"{cls.__module__}.{cls.__qualname__}"}
+                for at, (cls, path) in enumerate(modules)
+            ]
+            files.write(MODULES_FILE, listed)
+            _copy_model_settings(files)
+        _copy_transformer(files, modules[0][1])
+        for cls, path in modules[1:]:
+            _copy_module(files, cls, path)
         with _errors_as(f"{name} cannot be loaded: its files are damaged, or come from different models", temporary):
             yield Path(temporary)
 
@@ -138,7 +148,7 @@ def open_tokenizer(name: str, folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
         files = _Files(name, folder, Path(temporary))
         if config := files.read(CONFIG):
-            files.write(CONFIG, clean_config(config, path=f"{CONFIG} of {name}"))
+            files.write(CONFIG, _clean_config(config, path=f"{CONFIG} of {name}"))
         _copy_tokenizer(files, "")
         with _errors_as(f"The tokenizer of {name} cannot be loaded", temporary):
             yield Path(temporary)
@@ -157,7 +167,7 @@ def open_heads(name: str, folder: Path, build: Callable[[Path], nn.Module]) -> I
             raise ModelFileError(f"{path} is not a file of training heads: it has no encoder.")
         tensors, size = files.link_weights("")
         _check_objectives(config, path, tensors)
-        encoder = clean_config(encoder, path=path)
+        encoder = _clean_config(encoder, path=path)
         files.write(CONFIG, {key: config[key] for key in _HEADS_KEYS & config.keys()} | {"encoder": encoder})
         with _errors_as(f"{path} does not describe training heads", temporary), torch.device("meta"):
             heads = build(Path(temporary))
@@ -181,22 +191,6 @@ def _check_objectives(config: Mapping[str, Any], path: str, tensors: int) -> Non
     _check_numbers(objectives, path, tensors)
 
 
-def check_model_folder(name: str, folder: Path, copy: Path) -> None:
-    """Check a model's folder, and write what may be read of it into an empty folder; see `open_model`."""
-    files = _Files(name, folder, copy)
-    modules = read_modules(name, folder)
-    if files.find(MODULES_FILE):
-        listed = [
-            {"idx": at, "name": str(at), "path": path, "type": f"{cls.__module__}.{cls.__qualname__}"}
-            for at, (cls, path) in enumerate(modules)
-        ]
-        files.write(MODULES_FILE, listed)
-        _copy_model_settings(files)
-    _copy_transformer(files, modules[0][1])
-    for cls, path in modules[1:]:
-        _copy_module(files, cls, path)
-
-
 def read_modules(name: str, folder: Path) -> list[tuple[type[nn.Module], str]]:
     """The class and the subfolder of each module; the Transformer of a model without `modules.json` is in ``""``."""
     listed = _Files(name, folder, folder).read(MODULES_FILE, list)
@@ -211,7 +205,7 @@ def read_modules(name: str, folder: Path) -> list[tuple[type[nn.Module], str]]:
             )
         known = MODULES.get(kind.rpartition(".")[2])
         if not kind.startswith("sentence_transformers."):
-            raise ModelError(_own_code(name))
+            raise ModelError(_requires_code(name))
         if (known is Transformer) != (not modules) or known is None:
             expected = "starts with a Transformer" if not modules else f"consists of {', '.join(MODULES)}"
             raise ModelError(f"{MODULES_FILE} of {name} lists {excerpt(kind)}, but a model {expected}.")
@@ -240,7 +234,7 @@ def _errors_as(message: str, copy: str | Path) -> Iterator[None]:
         raise ModelFileError(f"{message} ({type(error).__name__}: {reason}).") from error
 
 
-def find_file(name: str, folder: Path, path: str) -> Path | None:
+def readable_file(name: str, folder: Path, path: str) -> Path | None:
     """A file of a model's folder, if it exists. It must be readable, and a link must not lead out of the folder."""
     file = folder / path
     try:
@@ -273,8 +267,8 @@ class _Files:
     copy: Path
 
     def find(self, path: str) -> Path | None:
-        """The file, if it exists; see `find_file`."""
-        return find_file(self.name, self.folder, path)
+        """The file, if it exists; see `readable_file`."""
+        return readable_file(self.name, self.folder, path)
 
     def read(self, path: str, kind: type = dict) -> Any:
         """The content of a JSON file; None if there is no such file."""
@@ -316,7 +310,7 @@ class _Files:
     def link_weights(self, folder: str) -> tuple[int, int]:
         """Link the weights of a module. Returns the number of tensors and of bytes."""
         index = None if self.find(_join(folder, WEIGHTS)) else self.read(_join(folder, INDEX))
-        names = [WEIGHTS] if index is None else _shards(self.name, index)
+        names = [WEIGHTS] if index is None else _weight_files(self.name, index)
         if index is not None:
             self.write(_join(folder, INDEX), {"metadata": {}, "weight_map": index["weight_map"]})
         tensors = size = 0
@@ -341,7 +335,7 @@ class _Files:
         return tensors, size
 
 
-def _shards(name: str, index: Mapping[str, Any]) -> list[str]:
+def _weight_files(name: str, index: Mapping[str, Any]) -> list[str]:
     """The files of weights that an index lists."""
     shards = index.get("weight_map")
     if not isinstance(shards, dict) or not shards:
@@ -377,13 +371,13 @@ def _copy_transformer(files: _Files, folder: str) -> None:
         if config.get(key) is not None:
             raise ModelError(f"{path} of {files.name} sets {key}, but {reason}. Choose another encoder.")
     tensors, size = files.link_weights(folder)
-    config = clean_config(config, path=f"{path} of {files.name}", tensors=tensors)
+    config = _clean_config(config, path=f"{path} of {files.name}", tensors=tensors)
     files.write(path, config)
     if settings := _transformer_settings(files, folder):
         files.write(_join(folder, "sentence_bert_config.json"), settings)
     path = _join(folder, "generation_config.json")
     if config.get("is_encoder_decoder") and (generation := files.read(path)):
-        files.write(path, clean_config(generation, path=f"{path} of {files.name}"))
+        files.write(path, _clean_config(generation, path=f"{path} of {files.name}"))
     _check_encoder(files, folder, config.get("model_type"), size)
     _copy_tokenizer(files, folder)
 
@@ -401,9 +395,9 @@ def _copy_tokenizer(files: _Files, folder: str) -> None:
         )
 
 
-def clean_config(config: dict[str, Any], *, path: str, tensors: int = MAX_PARTS) -> dict[str, Any]:
-    """The settings of an encoder without those that have no effect."""
-    config = _clean(config)
+def _clean_config(config: dict[str, Any], *, path: str, tensors: int = MAX_PARTS) -> dict[str, Any]:
+    """The settings of an encoder without those that have no effect; their types and numbers are checked."""
+    config = _without_ignored(config)
     for key in ("dtype", "torch_dtype"):
         if config.get(key) is not None and config[key] not in _DTYPES:
             raise ModelFileError(
@@ -414,6 +408,7 @@ def clean_config(config: dict[str, Any], *, path: str, tensors: int = MAX_PARTS)
 
 
 def _check_numbers(content: Any, path: str, tensors: int = MAX_PARTS) -> None:
+    """Refuse sizes for which no weights of so many tensors could exist, before memory is allocated for them."""
     for key, value in _leaves(content):
         limit = MAX_PARTS if key.startswith("num_") else 2**40
         if key.endswith(("layers", "n_layer")):
@@ -424,21 +419,19 @@ def _check_numbers(content: Any, path: str, tensors: int = MAX_PARTS) -> None:
             )
 
 
-def _clean(value: Any) -> Any:
+def _without_ignored(value: Any) -> Any:
+    """Nested settings without keys that have no effect, and without texts that could name a file or a repository."""
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [_without_ignored(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: item if key in ("id2label", "label2id") else _clean(item)
+        key: item if key in ("id2label", "label2id") else _without_ignored(item)
         for key, item in value.items()
-        if key not in _IGNORED and not key.startswith("_") and not _is_reference(item)
+        if key not in _IGNORED
+        and not key.startswith("_")
+        and not (isinstance(item, str) and re.search(r"[/\\]", item))
     }
-
-
-def _is_reference(value: Any) -> bool:
-    """Whether a value could name a file or a repository."""
-    return isinstance(value, str) and re.search(r"[/\\]", value) is not None
 
 
 def _check_encoder(files: _Files, folder: str, kind: Any, size: int) -> None:
@@ -447,7 +440,7 @@ def _check_encoder(files: _Files, folder: str, kind: Any, size: int) -> None:
     if kind is None:
         raise ModelFileError(f"{path} has no model_type, so it is not the configuration of a model.")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        raise ModelError(_own_code(files.name))
+        raise ModelError(_requires_code(files.name))
     if CONFIG_MAPPING[kind].__module__.startswith("metaphrase.") or CONFIG_MAPPING[kind].sub_configs:
         raise ModelError(f"{files.name} is a model of type {kind}, which is not a text encoder.")
     with _errors_as(f"{path} does not describe a model of type {kind}", files.copy), torch.device("meta"):
@@ -506,7 +499,7 @@ def _is_allowed(files: _Files, path: str, key: str, known: bool, value: Any, ign
 def _tokenizer_settings(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a tokenizer without names of files."""
     if content.get("auto_map"):
-        raise ModelError(_own_code(name))
+        raise ModelError(_requires_code(name))
     kept = {}
     for key, value in content.items():
         scalar = value is None or isinstance(value, bool | int | float)
@@ -563,7 +556,7 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _own_code(name: str) -> str:
+def _requires_code(name: str) -> str:
     return (
         f"{name} requires its own code, which is not run: only modules of sentence-transformers and models of "
         "transformers are loaded. Choose another encoder."

@@ -8,7 +8,7 @@ from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 
-from metaphrase.encoders.folders import CONFIG, MODULES_FILE, VECTOR_FILE, find_file, is_local
+from metaphrase.encoders.folders import CONFIG, MODULES_FILE, VECTOR_FILE, is_local, readable_file
 from metaphrase.encoders.installed import check_files, installed_model, is_installed, is_packaged, suggestion
 from metaphrase.exceptions import HubError, MissingFileError, ModelFileError, UsageError
 from metaphrase.io.hub import download
@@ -171,7 +171,7 @@ def model_file(folder: Path, path: str) -> Path | None:
     file = folder / path
     if not file.is_file():
         return None
-    return file if file.is_symlink() and is_installed(folder) else find_file(str(folder), folder, path)
+    return file if file.is_symlink() and is_installed(folder) else readable_file(str(folder), folder, path)
 
 
 def encoder_files(name: str | None) -> list[Path]:
