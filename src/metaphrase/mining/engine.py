@@ -155,7 +155,7 @@ class Embed(Step):
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Embed some shards."""
         search = self.work.search
-        model = _encoder(search.model, search.max_length, search.prompt_name, self.work.encoder)
+        model = _encoder(search.model, search.max_length, search.prompt_or_none, self.work.encoder)
         embed_texts(model, Sentences(folder / side), folder / side / "embeddings", search, part=part)
 
 
@@ -454,10 +454,10 @@ def _remove_stale_marks(stage: PipelineExecutor, step: Step, storage: DataFolder
 
 
 @lru_cache(maxsize=1)
-def _encoder(name: str, max_length: int | None, prompt_name: str | None, digest: str) -> SentenceTransformer:
+def _encoder(name: str, max_length: int | None, prompt: str | None, digest: str) -> SentenceTransformer:
     """Load the encoder, once for all tasks of a worker."""
     model = load_encoder(name, max_length=max_length)
-    if encoder_digest(model, resolve_prompt(model, prompt_name)) != digest:
+    if encoder_digest(model, resolve_prompt(model, prompt)) != digest:
         raise DataMismatchError(
             f"The encoder {name!r} has other weights or settings on this machine than where the command was started."
         )

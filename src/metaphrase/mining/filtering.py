@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 #: The share comes from Moreira et al. 2024 (NV-Retriever), section 4.
 NEGATIVE_NEIGHBOURS, MOST_SIMILAR = 32, 0.95
 #: Memory of a Python string without its characters, including its entries in a list and a dictionary.
-_TEXT = 200
+_STRING_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _needs(parts: Iterable[Dataset], model: SentenceTransformer, search: SearchO
         size = sum(len(text.encode()) for side in sides for text in side)
         needed = estimate_needs(len(sides[0]), len(sides[1]), model, search, size)
         disk += needed["disk"]
-        memory = max(memory, needed["memory"] + 2 * size + _TEXT * sum(map(len, sides)))
+        memory = max(memory, needed["memory"] + 2 * size + _STRING_BYTES * sum(map(len, sides)))
     return {"disk": disk, "memory": memory}
 
 

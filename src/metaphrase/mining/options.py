@@ -60,8 +60,8 @@ class SearchOptions:
     )
 
     @property
-    def prompt_name(self) -> str | None:
-        """The prompt as `resolve_prompt` takes it."""
+    def prompt_or_none(self) -> str | None:
+        """The prompt as `resolve_prompt` takes it: None for no prompt."""
         return None if self.prompt == "none" else self.prompt
 
 

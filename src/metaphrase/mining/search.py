@@ -244,7 +244,7 @@ def nearest_neighbours(
     for at in range(len(pool.blocks)):
         block_ph = pool.block(at)
         first_row = at * pool.size
-        searcher = _faiss if device is None and faiss is not None else _torch
+        searcher = _search_with_faiss if device is None and faiss is not None else _search_with_torch
         for rows, similarity_qk, row_qk in searcher(query_qh, block_ph, min(k, len(block_ph)), device or "cpu"):
             row_qk = row_qk + first_row
             if at:
@@ -284,13 +284,13 @@ def check_device(name: str | None, *, here: bool) -> None:
         raise UsageError(f"--search_device {name} cannot be used: {reason}. Pass cpu or cuda, or omit it.") from error
 
 
-def _faiss(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, device: str) -> Any:
+def _search_with_faiss(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, device: str) -> Any:
     for first in range(0, len(query_qh), QUERIES):
         rows = slice(first, first + QUERIES)
         yield rows, *faiss.knn(query_qh[rows], pool_ph, k, metric=faiss.METRIC_INNER_PRODUCT)
 
 
-def _torch(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, device: str) -> Any:
+def _search_with_torch(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, device: str) -> Any:
     size = _CPU_TILE if torch.device(device).type == "cpu" else _TILE
     tiles = [torch.from_numpy(pool_ph[at : at + size]).to(device) for at in range(0, len(pool_ph), size)]
     for first in range(0, len(query_qh), QUERIES):

@@ -145,7 +145,7 @@ def work_manifest(model: SentenceTransformer, search: SearchOptions, inputs: Map
     """Everything that determines embeddings and neighbours, for the manifest of a work folder."""
     irrelevant = ("batch_size", "search_device")
     settings = {key: value for key, value in asdict(search).items() if key not in irrelevant}
-    return {**inputs, **settings, "encoder": encoder_digest(model, resolve_prompt(model, search.prompt_name))}
+    return {**inputs, **settings, "encoder": encoder_digest(model, resolve_prompt(model, search.prompt_or_none))}
 
 
 def embed_texts(
@@ -157,7 +157,7 @@ def embed_texts(
     part: slice = ALL,
 ) -> Rows:
     """Embed texts with a model into shards."""
-    prompt = resolve_prompt(model, search.prompt_name)
+    prompt = resolve_prompt(model, search.prompt_or_none)
 
     def encode(chunk: list[str]) -> NDArray[Any]:
         return model.encode(
@@ -268,7 +268,7 @@ def make_shards(
     from metaphrase.mining.engine import Work, run_stages  # of an extra
 
     counts = {side: len(Sentences.write(work / side, partial(iter, of_side))) for side, of_side in texts}
-    encoder = encoder_digest(model, resolve_prompt(model, search.prompt_name))
+    encoder = encoder_digest(model, resolve_prompt(model, search.prompt_or_none))
     shared = Work(engine.storage or str(work.resolve()), search, encoder, counts, pools)
     last = partial(finish, replace(engine, executor="local", executor_args=[], is_last=True))
     return run_stages(engine, shared, work, with_rows=with_rows, finish=last, note=note)

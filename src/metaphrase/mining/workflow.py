@@ -128,13 +128,13 @@ def mine_files(
         scored = _score(neighbours, texts, options)
         score_c, threshold = scored.pairs.score_c, options.threshold
         if threshold == "auto":
-            threshold = _suggested(scored)
+            threshold = _threshold_for_auto(scored)
         elif threshold is not None:
             score_c = score_c.round(DECIMALS)  # as they are written
         kept = scored.pairs if threshold is None else scored.pairs.take(score_c >= threshold)
         kept = kept.take(slice(options.top))
         if not len(kept.score_c):
-            logger.warning("%s", _why_none(scored, threshold))
+            logger.warning("%s", _no_pair_warning(scored, threshold))
         output, summary, sample, picture = options.outputs
         write_scored_pairs(kept, sources, targets, options.languages, output, work)
         facts = {
@@ -146,9 +146,9 @@ def mine_files(
             "seconds": round(time.perf_counter() - start, 2),
         }
         written = [output, write_json(summary, facts)]
-        around = scored.suggested if threshold is None else threshold
+        around = scored.suggested_threshold if threshold is None else threshold
         written.append(write_sample(scored.pairs, sources, targets, around, sample))
-        written += draw_histogram(scored.pairs, scored.wrong_d, threshold, scored.suggested, picture)
+        written += draw_histogram(scored.pairs, scored.wrong_d, threshold, scored.suggested_threshold, picture)
         if not options.keep_work:
             clear_work_folder(work)
         return MiningResult(
@@ -209,7 +209,7 @@ class _Scored:
     wrong_d: NDArray[np.floating]
 
     @property
-    def suggested(self) -> float | None:
+    def suggested_threshold(self) -> float | None:
         """The suggested threshold."""
         return None if self.suggestion is None else self.suggestion.threshold
 
@@ -233,7 +233,7 @@ def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> di
         "candidates": len(scored.pairs.score_c),
         "copies_dropped": scored.copies,
         "threshold": threshold,
-        "suggested_threshold": scored.suggested,
+        "suggested_threshold": scored.suggested_threshold,
         "expected": expected and {name: round(getattr(expected, name), 3) for name in ("precision", "recall", "f1")},
         "quantiles": quantiles(scored.pairs.score_c),
         "histogram": histogram(scored.pairs.score_c),
@@ -243,10 +243,10 @@ def _describe_pairs(scored: _Scored, kept: Pairs, threshold: float | None) -> di
 def _settings(options: MiningOptions, search: SearchOptions, model: SentenceTransformer) -> dict[str, Any]:
     """The settings of the search and of the scores for the summary."""
     scores = {name: getattr(options, name) for name in ("margin", "retrieval", "copies", "top")}
-    return asdict(search) | {"prompt": resolve_prompt(model, search.prompt_name)} | scores
+    return asdict(search) | {"prompt": resolve_prompt(model, search.prompt_or_none)} | scores
 
 
-def _suggested(scored: _Scored) -> float:
+def _threshold_for_auto(scored: _Scored) -> float:
     """The threshold for ``auto``."""
     if scored.suggestion is None:
         reason, advice = why_no_threshold(len(scored.pairs.score_c), scored.copies)
@@ -254,7 +254,7 @@ def _suggested(scored: _Scored) -> float:
     return scored.suggestion.threshold
 
 
-def _why_none(scored: _Scored, threshold: float | None) -> str:
+def _no_pair_warning(scored: _Scored, threshold: float | None) -> str:
     """The warning that no pair was kept."""
     if threshold is not None and len(scored.pairs.score_c):
         return none_reaches(threshold, scored.pairs.score_c)
