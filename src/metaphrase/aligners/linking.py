@@ -42,6 +42,7 @@ from metaphrase.io.work_folders import ARGUMENTS, holds_parts, read_kept, read_p
 
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
+#: Pairs that are read together to train an aligner.
 _READ = 10_000
 #: Pairs of languages without spaces that show whether a side of a corpus is tokenised.
 _JUDGED = 1_000

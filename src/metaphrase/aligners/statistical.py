@@ -53,8 +53,9 @@ _CLASSES: dict[str, Any] = {
 _RESERVED = {"NULL", "UNKNOWN_WORD", "<UNUSED_WORD>"}
 _DIRECTIONS = ("direct", "inverse")
 _SETTINGS = ("model", "heuristic", "lowercase", "strip_punctuation", "iterations")
+#: File of the settings and facts of an aligner, in its folder.
 FILE = "aligner.json"
-#: What else ``aligner.json`` contains, with its type.
+#: The facts in it, with their types.
 _FACTS = {"settings": dict, "trained_pairs": int, "skipped_pairs": int, "training_seconds": float, "sha256": dict}
 
 

@@ -45,6 +45,11 @@ from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work
 
 logger = logging.getLogger(__name__)
 
+#: Lines that are aligned together by an aligner that is not trained on them.
+LINES = 256
+#: Columns of lines that an aligner reads; others are only copied.
+_READ = ("source", "target", "source_lang", "target_lang", *ADDED)
+
 
 @dataclass(frozen=True)
 class AlignmentResult:
@@ -110,16 +115,12 @@ def _settings(options: AlignOptions) -> dict[str, Any]:
     irrelevant = ("output", "save", "phrase_table", "summary", "files", "pharaoh")
     settings: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in irrelevant}
     if options.load:
-        files = sorted(Path(options.load).rglob("aligner.json"))
-        settings["load"] = {str(path): file_sha256(path) for path in files}
+        from metaphrase.aligners.statistical import FILE
+
+        settings["load"] = {str(path): file_sha256(path) for path in sorted(Path(options.load).rglob(FILE))}
     if options.model:  # of a neural aligner
         settings["model"] = {"name": options.model, "sha256": model_digest(options.model)}
     return settings
-
-
-#: Lines that are aligned together by an aligner that is not trained on them.
-LINES = 256
-_READ = ("source", "target", "source_lang", "target_lang", *ADDED)
 
 
 @dataclass

@@ -78,7 +78,7 @@ def configure(*, as_json: bool, quiet: bool) -> None:
     if not show_progress():
         _hide_bars(_output.stack)
     if (stack := _output.stack) is None or not (as_json or quiet) or _output.stdout is not None:
-        return  # nothing is redirected, or it was when the options were parsed before
+        return  # nothing is redirected, or it already is, because options are parsed twice
     _output.stdout = sys.stdout
     if not quiet:
         stack.enter_context(redirect_stdout(sys.stderr))

@@ -31,7 +31,7 @@ _MAY_BE_UNUSED = re.compile(
     r"|lm_predictions|mask_predictions|discriminator_predictions|generator_predictions|generator_lm_head"
     r"|predictions|sop_classifier|pred_layer|entity_predictions)\.|^final_logits_bias$"
 )
-#: Sentences of different lengths that every tokenizer with a vocabulary of words knows in part, or knows by letters.
+#: Sentences of different lengths. A tokenizer with a vocabulary knows some of their words or letters.
 _SENTENCES = ("All human beings are born free and equal in dignity and rights.", "1 2 3.")
 #: Characters that few vocabularies have. A tokenizer without a piece for unknown ones fails.
 _RARE = "☃ 𒀀 \ue000"
@@ -106,15 +106,15 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel
         raise ModelError(
             f"The tokenizer of {name} uses BPE dropout, which splits words at random. Set dropout to null in tokenizer.json."
         )
-    _known(tokenizer, _RARE)
-    if not any(_known(tokenizer, text) for text in (*_SENTENCES, *_vocabulary_sample(tokenizer))):
+    _knows(tokenizer, _RARE)
+    if not any(_knows(tokenizer, text) for text in (*_SENTENCES, *_vocabulary_sample(tokenizer))):
         raise ModelFileError(
             f"The tokenizer of {name} knows no words: its vocabulary is missing or empty, so all sentences of one length "
             "would get the same embedding. Save the tokenizer into the model's folder."
         )
 
 
-def _known(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+def _knows(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return bool(set(ids) - {tokenizer.unk_token_id, *tokenizer.all_special_ids})
 

@@ -17,8 +17,8 @@ from metaphrase.exceptions import NonFiniteError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.merging.projection import find_projection, project_out
 
-#: Length of the part of a direction that is left, below which it was removed before.
-_PARALLEL = 0.01
+#: A direction was removed before if its part that is orthogonal to the removed ones is shorter than this.
+_SHORTEST_REMAINDER = 0.01
 
 
 @checked
@@ -70,7 +70,7 @@ def without_directions(model: SentenceTransformer, direction_kh: Tensor) -> Sent
     model = shared_copy(model)
     if (removed := find_projection(model, len(model))) is not None:
         direction_kh = direction_kh.double().cpu() - direction_kh.double().cpu() @ removed[1].T @ removed[1]
-        direction_kh = direction_kh[direction_kh.norm(dim=1) > _PARALLEL]
+        direction_kh = direction_kh[direction_kh.norm(dim=1) > _SHORTEST_REMAINDER]
         direction_kh = torch.linalg.qr(direction_kh.T).Q.T
     if len(direction_kh):
         project_out(model, direction_kh)

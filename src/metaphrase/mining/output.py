@@ -21,7 +21,9 @@ _CHUNK = 10_000
 DECIMALS = 6
 #: Quantiles of the scores, in percent, around which the sample shows pairs.
 _QUANTILES = (99, 95, 90, 75, 50, 25, 10)
+#: Pairs that are shown around each of them.
 _SHOWN = 10
+#: Bins of the histogram in the summary.
 _BINS = 24
 
 

@@ -45,8 +45,8 @@ _UNIT = 1e-5
 class Rows:
     """Unit embeddings in blocks, which are arrays or memory-mapped files.
 
-    All blocks of float32 or float16 rows of length 1 except the last have the same length. float16 rows are normalised
-    again when they are read.
+    The rows are float32 or float16. All blocks but the last have the same number of rows. float16 rows are normalised again
+    when they are read.
     """
 
     def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:

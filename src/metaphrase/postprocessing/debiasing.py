@@ -39,7 +39,7 @@ from metaphrase.publishing.drafts import check_destination, derived_card, drafte
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
-#: Numbers that are measured if the number is chosen; with fewer languages, all numbers.
+#: Numbers of directions of which ``auto`` chooses; all possible numbers if the languages differ in fewer directions.
 MEASURED = (10, 20, 30, 40)
 #: Texts of each language on which the directions are estimated when each weight of a merge is measured.
 SAMPLED_TEXTS = 12
