@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 from metaphrase import AlignmentLoss, ParallelCollator, Recipe, load_corpus, load_encoder
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings
-from metaphrase.encoders.starter import SPECIAL_TOKENS
+from metaphrase.encoders.packed_starter import SPECIAL_TOKENS
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
 #: Maximum length of a sentence in pieces, including special tokens, as in the papers.

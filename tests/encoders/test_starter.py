@@ -21,17 +21,8 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from metaphrase.encoders import starter
-from metaphrase.encoders.starter import (
-    BLOCK,
-    HUB_ID,
-    LAYER,
-    PinnedWheel,
-    dequantise,
-    read_packed,
-    starter_info,
-    starter_path,
-    unigram_tokenizer,
-)
+from metaphrase.encoders.packed_starter import BLOCK, LAYER, dequantise, read_packed, unigram_tokenizer
+from metaphrase.encoders.starter import HUB_ID, PinnedWheel, starter_info, starter_path
 from metaphrase.exceptions import HubConnectionError, ModelFileError, StorageError
 from tests.hub_server import serve_hub
 
