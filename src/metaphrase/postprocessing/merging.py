@@ -220,9 +220,7 @@ def merge(
             note("Estimating directions of language identity …")
             embeddings = embed_languages(vector.apply(base), parallel_texts())
             vector = replace(vector, directions=language_directions(embeddings, options.debias)[0])
-        _write(options, base, vector, alpha, command, chosen=None if curve is None else str(curve))
-    if curve is not None and written and options.output_dir is not None and options.curve is None:
-        write_curve(curve, Path(options.output_dir) / CURVE)
+        _write(options, base, vector, alpha, command, curve)
     return Merge(
         base=base_name,
         tuned=tuned,
@@ -268,9 +266,9 @@ def _write(
     vector: TaskVector,
     alpha: float | list[float],
     command: str | None,
-    chosen: str | None,
+    curve: AlphaCurve | None,
 ) -> None:
-    """Write the encoder and the vector."""
+    """Write the encoder, with the curve of its weight, and the vector."""
     base_name, *tuned = options.models
     languages = {language for name in tuned for language in stated(name, "language")} | set(
         stated_in(vector.card, "language")
@@ -279,7 +277,7 @@ def _write(
     names = [public_name(name) for name in tuned]
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe and alpha else None,
-        merge={"alpha": alpha, "tuned": names} | ({} if chosen is None else {"chosen": chosen}),
+        merge={"alpha": alpha, "tuned": names} | ({} if curve is None else {"chosen": str(curve)}),
         command=command,
         language=sorted(languages) or None,
         **license,
@@ -302,6 +300,8 @@ def _write(
             replace(vector, card=text).save(options.vector, bits=options.bits)
         if draft is not None:
             draft.publish()
+    if curve is not None and options.output_dir is not None and options.curve is None:
+        write_curve(curve, Path(options.output_dir) / CURVE)
 
 
 def remove_curve(folder: Path) -> None:
@@ -371,7 +371,7 @@ def _is_curve(path: Path) -> bool:
 
 
 def _check_choice(options: MergeOptions) -> None:
-    """Refuse data that are missing, not used or not told apart when alpha is chosen."""
+    """Refuse data that are missing, not used or of the same name when alpha is chosen."""
     auto = options.alpha == "auto"
     if auto and options.dev is None:
         raise UsageError("--alpha auto needs data to measure the gain. Pass a folder of development sets with --dev.")
