@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -114,14 +115,14 @@ class Parser(argparse.ArgumentParser):
 
     def given(self, arguments: Iterable[str]) -> set[str]:
         """Names of the options on a command line."""
-        flags = (token.split("=")[0] if token.startswith("--") else token[:2] for token in arguments)
-        return {self._option_string_actions[flag].dest for flag in flags if flag in self._option_string_actions}
+        known = self._option_string_actions
+        return {known[flag].dest for flag in map(_flag, arguments) if flag in known}
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
         """Refuse unknown flags, and repeated ones of lists and of values without a flag: argparse would keep the last."""
         given = set()
         for token in arguments:
-            flag = token.split("=")[0] if token.startswith("--") else token[:2]
+            flag = _flag(token)
             action = self._option_string_actions.get(flag)
             if token.startswith("--") and action is None:
                 near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
@@ -129,8 +130,9 @@ class Parser(argparse.ArgumentParser):
             if action is not None and (action.nargs == "+" or action.dest in self.first):
                 if action.dest in given:
                     name = action.option_strings[0]
-                    once = f"all values after one {name}, separated by spaces"
-                    once = once if action.nargs == "+" else "it once, with the option or without"
+                    once = "it once, with the option or without"
+                    if action.nargs == "+":
+                        once = f"all values after one {name}, separated by spaces"
                     raise UsageError(f"{name} is given twice. Pass {once}.")
                 given.add(action.dest)
 
@@ -175,12 +177,7 @@ def parse(
         SystemExit: ``--help`` or ``--print-config`` was given.
     """
     first = [option.name for cls in types for option in options_of(cls) if option.metadata.get("first")]
-    flags = (at for at, token in enumerate(argv) if token.startswith("-") and token != "-")
-    end = next(flags, len(argv))
-    if first and (values := argv[:end]):
-        each = [*([value] for value in values[: len(first) - 1]), values[len(first) - 1 :]]
-        named = [[f"--{name}", *words] for name, words in zip(first, each, strict=False) if words]
-        argv = [*(word for words in named for word in words), *argv[end:]]
+    argv = _with_flags(argv, first)
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,
@@ -196,11 +193,10 @@ def parse(
     for cls in types:
         add_options(parser, cls, groups)
     own = parser.options()
-    known = {action.dest for action in own}
     _add_flags(parser, is_command, with_all=leading is not None)
     if leading and "--help-all" not in argv:
         _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
-    parser.check_flags(argv, known)
+    parser.check_flags(argv, [action.dest for action in own])
     path = _config_path(prog, argv)
     hints = {name: hint for cls in types for name, hint in hints_of(cls).items()}
     content = {} if path is None else _read_config(Path(_home(path)), own, hints)
@@ -225,6 +221,22 @@ def parse(
         raise SystemExit(0)
     check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
     return tuple(cls(**{option.name: getattr(namespace, option.name) for option in options_of(cls)}) for cls in types)
+
+
+def _flag(token: str) -> str:
+    """The flag of a word of the command line: ``--name`` of ``--name=value``, ``-n`` of ``-nvalue``."""
+    return token.split("=")[0] if token.startswith("--") else token[:2]
+
+
+def _with_flags(argv: Sequence[str], first: Sequence[str]) -> Sequence[str]:
+    """The command line with flags for the values that come first: one value for each option, and the rest for the last."""
+    flags = (at for at, token in enumerate(argv) if token.startswith("-") and token != "-")
+    end = next(flags, len(argv)) if first else 0
+    values, rest = argv[:end], argv[end:]
+    last = len(first) - 1
+    each = [*([value] for value in values[:last]), values[last:]]
+    named = [[f"--{name}", *words] for name, words in zip(first, each, strict=False) if words]
+    return [*chain.from_iterable(named), *rest]
 
 
 def _with_home(value: Any) -> Any:
