@@ -410,18 +410,18 @@ def staged(storage: DataFolder, inputs: Sequence[str], outputs: Sequence[str] = 
         for path in copied:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             storage.get_file(path, str(folder / path))
-        before = _changes(folder)
+        before = _file_states(folder)
         try:
             yield folder
         finally:
-            after = _changes(folder)
+            after = _file_states(folder)
             for path in sorted(before.keys() - after.keys()):  # damaged
                 storage.rm_file(path)
             for path in sorted(path for path in after if after[path] != before.get(path)):
                 storage.put_file(str(folder / path), path)
 
 
-def _changes(folder: Path) -> dict[str, tuple[int, int]]:
+def _file_states(folder: Path) -> dict[str, tuple[int, int]]:
     """When each file was changed, and its inode."""
     stats = {file.relative_to(folder).as_posix(): file.stat() for file in folder.rglob("*") if file.is_file()}
     return {path: (stat.st_mtime_ns, stat.st_ino) for path, stat in stats.items()}

@@ -141,10 +141,8 @@ def prepare_export(
     """
     _check(options)
     check_destination(options.output_dir)
-    kept = dict.fromkeys(split_languages(options.languages))
-    kept.pop(TARGET_LANGUAGE, None)
-    texts = _kept_texts(options, kept) if options.trims else []
-    languages = list(kept)
+    languages = [code for code in dict.fromkeys(split_languages(options.languages)) if code != TARGET_LANGUAGE]
+    languages, texts = _kept_texts(options, languages) if options.trims else (languages, [])
     sets, tests = _test_sets(options, languages)
 
     def measure(measured: SentenceTransformer, name: str) -> dict[str, Any]:
@@ -199,13 +197,13 @@ def _check(options: ExportOptions) -> None:
         )
 
 
-def _kept_texts(options: ExportOptions, languages: dict[str, None]) -> list[str]:
-    """Texts whose pieces are kept; adds the languages of the corpus to `languages`."""
+def _kept_texts(options: ExportOptions, languages: list[str]) -> tuple[list[str], list[str]]:
+    """The languages that are kept, those given and those of the corpus, and the texts whose pieces are kept."""
     packaged = {split: load_parallel_folder(DEMO, split=split) for split in ("train", "dev")}  # not the test split
     texts = [text for sets in packaged.values() for pairs in sets.values() for text in pairs.targets]
     if options.corpus:
-        sets, _ = read_corpus(options.corpus, languages=list(languages) or None)
-        languages |= dict.fromkeys(sets)
+        sets, _ = read_corpus(options.corpus, languages=languages or None)
+        languages = list(dict.fromkeys([*languages, *sets]))
         texts += [text for pairs in sets.values() for text in (*pairs.sources, *pairs.targets)]
     for content in load_monolingual(options.texts) if options.texts else ():
         texts += content.split("\n")
@@ -218,7 +216,7 @@ def _kept_texts(options: ExportOptions, languages: dict[str, None]) -> list[str]
         )
     for sets in packaged.values():
         texts += [text for language in languages if language in sets for text in sets[language].sources]
-    return texts
+    return languages, texts
 
 
 def _test_sets(options: ExportOptions, languages: Sequence[str]) -> tuple[dict[str, ParallelSet], dict[str, str]]:
@@ -274,8 +272,8 @@ def _sizes(model: SentenceTransformer, reduced: SentenceTransformer, draft: Draf
 # ---------------------------------------------------------------------------------------------------------------- card
 
 
-def _source(name: str) -> Path | None:
-    """The folder of a model, if it has one; that of a task vector has the card of the vector."""
+def _card_folder(name: str) -> Path | None:
+    """The folder with the card of the starter or of a local model; None for others. A task vector has a card of its own."""
     if is_starter(name):
         return find_folder(name)[1]
     folder = None if split_vectors(name)[1] else model_folder(name)
@@ -287,7 +285,7 @@ def _original_card(model: SentenceTransformer, options: ExportOptions) -> tuple[
 
     Of a model on the Hub and of a task vector, only the metadata that also apply to the export.
     """
-    source, path = _source(options.model), None
+    source, path = _card_folder(options.model), None
     if not split_vectors(options.model)[1]:
         path = find_card(str(source or options.model), revision=hub_base(model, options.model)[1])
     if path is None:  # task vectors state both
@@ -327,7 +325,7 @@ def _metadata(export: Export, original: Mapping[str, Any], results: list[dict[st
     if is_starter(split_vectors(options.model)[0]):
         card.base_model = starter.HUB_ID
         kept |= {"license": "mit"} if is_starter(options.model) else {}
-    elif _source(options.model) is None:
+    elif _card_folder(options.model) is None:
         card.base_model, card.base_model_revision = hub_base(export.model, options.model)
     if card.base_model is not None:  # the base model of the original card is not the nearest
         for key in ("base_model", "base_model_relation"):
