@@ -48,10 +48,10 @@ def check_softmax(method: str, threshold: float | None, temperature: float | Non
     Raises:
         UsageError: The threshold or the temperature would have no effect.
     """
-    given = {"threshold": threshold, "temperature": temperature}
-    defaults = Rule()._asdict()
-    for name, value in given.items():
-        if method != "softmax" and value not in (None, defaults[name]):
+    if method == "softmax":
+        return
+    for name, value in (("threshold", threshold), ("temperature", temperature)):
+        if value not in (None, getattr(Rule(), name)):
             raise UsageError(
                 f"{name!r} is {value:g}, but the method {method!r} has none. Omit it, or use the method 'softmax'."
             )
@@ -238,7 +238,6 @@ class EmbeddingAligner(Aligner):
         self.temperature = temperature
         self.batch_size = batch_size
 
-    @torch.inference_mode()
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
         """Align sentence pairs; see `Aligner.align`."""
         return self.align_by(pairs, [self.rule])[0]

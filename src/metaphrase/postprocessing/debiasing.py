@@ -204,7 +204,7 @@ class _Removal:
     embeddings: Mapping[str, Tensor]
 
     def apply(self, base: SentenceTransformer, alpha: float) -> SentenceTransformer:
-        """The model without the first directions."""
+        """The model without the first ``alpha`` directions."""
         return without_directions(base, language_directions(self.embeddings, int(alpha))[0])
 
 
