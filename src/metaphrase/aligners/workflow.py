@@ -118,7 +118,7 @@ def _settings(options: AlignOptions) -> dict[str, Any]:
         from metaphrase.aligners.statistical import FILE
 
         settings["load"] = {str(path): file_sha256(path) for path in sorted(Path(options.load).rglob(FILE))}
-    if options.model:  # of a neural aligner
+    if options.model:  # only neural aligners have one
         settings["model"] = {"name": options.model, "sha256": model_digest(options.model)}
     return settings
 
@@ -208,7 +208,7 @@ def save_models(models: Path, folder: str | None) -> None:
         from metaphrase.aligners.statistical import remove_aligner
 
         place = claim_folder(folder)
-        remove_aligner(place)  # of `StatisticalAligner.save`: it would be loaded instead
+        remove_aligner(place)  # an aligner that `StatisticalAligner.save` wrote: it would be loaded instead
         for trained in (path for path in models.iterdir() if path.is_dir()):
             remove_aligner(claim_folder(place / trained.name))
         shutil.copytree(models, place, dirs_exist_ok=True)

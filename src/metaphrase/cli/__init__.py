@@ -122,7 +122,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     try:
         return int(command.run(arguments))
     except SystemExit as end:
-        if not end.code:  # of --help
+        if not end.code:  # after --help
             result_stream().flush()
         raise
 

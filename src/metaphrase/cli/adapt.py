@@ -37,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
         notes().print(findings_table(findings))
     if config.plan_only:
         plan = adaptation.plan()
-        emit(asdict(plan), *(plan.reasons if is_quiet() else ()))  # else, the log shows them
+        emit(asdict(plan), *(plan.reasons if is_quiet() else ()))  # without --quiet, the log shows them
         return 0
     try:
         result = adaptation.execute()

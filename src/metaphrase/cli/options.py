@@ -322,7 +322,7 @@ def _read_option(content: Keys, action: argparse.Action, hint: Any) -> Any:
     is_empty = value is None or (isinstance(value, list) and None in value)  # as after a dash without a word
     if words is not None and not is_empty and not isinstance(value, bytes):
         convert: Any = action.type
-        with suppress(ValueError, TypeError, argparse.ArgumentTypeError):  # refused below
+        with suppress(ValueError, TypeError, argparse.ArgumentTypeError):  # the original value is refused below
             if action.nargs == "+":
                 value = [convert(word) for word in ([words] if isinstance(words, str) else words)]
             else:

@@ -193,4 +193,4 @@ def _hide_bars(stack: ExitStack | None) -> None:
     if (datasets := sys.modules.get("datasets")) is not None:
         datasets.disable_progress_bars()
     if (transformers := sys.modules.get("transformers.utils.logging")) is not None:
-        transformers.disable_progress_bar()  # the Hub's too
+        transformers.disable_progress_bar()  # also disables those of the Hub

@@ -66,7 +66,7 @@ def shared_copy(model: SentenceTransformer) -> SentenceTransformer:
     shared: dict[int, Any] = {id(part): part for part in parts if id(part) not in own}
     shared[id(model.model_card_data)] = copy.copy(model.model_card_data)
     copied = copy.deepcopy(model, shared)
-    for name in ("forward", "_original_forward"):  # of accelerate: they would run the model instead of the copy
+    for name in ("forward", "_original_forward"):  # set by accelerate; they would run the model instead of the copy
         vars(copied).pop(name, None)
     encoder: Any = copied[0].auto_model
     for name in layers:

@@ -93,7 +93,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel
     rows = encoder.get_input_embeddings().num_embeddings
     pieces = len(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if pieces <= rows and (backend is None or type(backend.model).__name__ != "Unigram"):  # whose ids are positions
+    is_unigram = backend is not None and type(backend.model).__name__ == "Unigram"  # ids are positions in a list
+    if pieces <= rows and not is_unigram:
         pieces = max(tokenizer.get_vocab().values(), default=-1) + 1
     if pieces > rows:
         raise ModelError(

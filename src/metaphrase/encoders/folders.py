@@ -241,7 +241,7 @@ def readable_file(name: str, folder: Path, path: str) -> Path | None:
         if not file.exists():
             return None
         found, root = file.resolve(), folder.resolve()
-        for repository in root.parents:  # of the Hub's cache, which links to files of the cache
+        for repository in root.parents:  # in the Hub's cache, files are links to other files of the cache
             if repository.name.startswith("models--") and (repository / "snapshots").is_dir():
                 root = repository.parent
         if not found.is_relative_to(root):

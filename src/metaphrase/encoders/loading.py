@@ -93,7 +93,7 @@ def load_encoder(
     model = _load_folder(name, folder, pooling, default_pooling, device)
     if vectors:
         model = _with_vectors(model, vectors, str(name_or_path), embeddings=pooling is None)
-        if pooling is not None:  # a vector may have its own
+        if pooling is not None:  # also if a vector has its own
             replace_pooling(model, pooling)
         check_embeddings(model, str(name_or_path))
     if (installed := installed_model(base)) is not None:

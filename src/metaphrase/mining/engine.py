@@ -250,7 +250,7 @@ def _try_writing(storage: DataFolder, path: str) -> None:
         storage.rm_file(name)
     except Exception as error:  # each kind of storage has errors of its own
         raise StorageError(f"Cannot write to --storage {path}: {error}.") from error
-    with suppress(OSError):  # another command uses the storage by now
+    with suppress(OSError):  # not empty: another command uses the storage by now
         for one in new:
             one.rmdir()
 
@@ -287,7 +287,7 @@ def run_stages(
         if left := stage.get_incomplete_ranks():
             note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
         _run(stage)
-        storage.fs.invalidate_cache()  # of listings: other processes have written
+        storage.fs.invalidate_cache()  # listings are cached, but other processes have written
         if engine.executor != "slurm" and (left := stage.get_incomplete_ranks(skip_completed=True)):
             raise WorkerError(
                 f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
@@ -415,7 +415,7 @@ def staged(storage: DataFolder, inputs: Sequence[str], outputs: Sequence[str] = 
             yield folder
         finally:
             after = _file_states(folder)
-            for path in sorted(before.keys() - after.keys()):  # damaged
+            for path in sorted(before.keys() - after.keys()):  # they were damaged
                 storage.rm_file(path)
             for path in sorted(path for path in after if after[path] != before.get(path)):
                 storage.put_file(str(folder / path), path)

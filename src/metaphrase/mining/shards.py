@@ -195,7 +195,7 @@ def search_shards(
     def exactly(query_qh: NDArray[np.float32]) -> Neighbours:
         return nearest_neighbours(query_qh, pool, search.k, device=device)
 
-    @cache  # not read if all neighbours exist
+    @cache  # read on first use only
     def index() -> Approximate:
         return read_kept(folder / INDEX, partial(_read_index, len(pool))) or build_index(pool, folder, search)
 
@@ -222,7 +222,7 @@ def prepare(search: SearchOptions | None, engine: EngineOptions | None) -> tuple
     engine.check()
     if engine.executor is not None:
         os.environ.setdefault("LOGURU_DIAGNOSE", "NO")  # else datatrove logs the variables of a failed task, too
-        from metaphrase.mining.engine import check_settings  # of an extra
+        from metaphrase.mining.engine import check_settings  # requires an extra
 
         check_settings(engine)
     if engine.executor in (None, "local") and not engine.is_last:
@@ -265,7 +265,7 @@ def make_shards(
             advance = begin(f"Neighbours of {side}s", len(rows[side]))
             search_shards(rows[side], rows[pool], work / side, search, advance)
         return nullcontext(work)
-    from metaphrase.mining.engine import Work, run_stages  # of an extra
+    from metaphrase.mining.engine import Work, run_stages  # requires an extra
 
     counts = {side: len(Sentences.write(work / side, partial(iter, of_side))) for side, of_side in texts}
     encoder = encoder_digest(model, resolve_prompt(model, search.prompt_or_none))

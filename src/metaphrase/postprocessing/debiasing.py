@@ -39,7 +39,7 @@ from metaphrase.publishing.drafts import check_destination, derived_card, drafte
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
-#: Numbers of directions of which ``auto`` chooses; all possible numbers if the languages differ in fewer directions.
+#: Numbers of directions that ``auto`` measures; all possible numbers if the languages differ in fewer directions.
 MEASURED = (10, 20, 30, 40)
 #: Texts of each language on which the directions are estimated when each weight of a merge is measured.
 SAMPLED_TEXTS = 12
@@ -260,7 +260,7 @@ def parallel_texts(
 
 def check_direction_count(count: int, model: SentenceTransformer) -> None:
     """Refuse more directions than the packaged languages differ in."""
-    with model.truncate_embeddings(None):  # directions are removed before that
+    with model.truncate_embeddings(None):  # directions are removed before embeddings are truncated
         languages = len(parallel_files(UDHR, None, None)) + 1  # and English
         most = min(languages, model.get_embedding_dimension() or 0) - 1 if count else 0
     if count > most:

@@ -45,9 +45,9 @@ from metaphrase.publishing.provenance import (
 
 logger = logging.getLogger(__name__)
 
-#: Metadata of a card that do not apply to a model derived from its model.
+#: Metadata of a card that do not apply to a reduced model.
 _STALE = ("metrics", "model-index", "metaphrase")
-#: Metadata of the card of a Hub's model or of a task vector that also apply to a model derived from it.
+#: Metadata of the card of a model on the Hub, or of a task vector, that also apply to a reduced model.
 _INHERITED = ("language", *LICENSE_KEYS, "base_model")
 
 

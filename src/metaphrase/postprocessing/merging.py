@@ -407,7 +407,7 @@ def _vector(base: SentenceTransformer, base_name: str, name: str, *, without_pro
     is_new = "+" not in pooling and not has_pooling(base_name)
     if is_new:
         replace_pooling(base, pooling)
-    own = stated(name, "license")  # if it is unknown, so is that of the result
+    own = stated(name, "license")  # without it, the licence of the result is unknown, too
     licenses = dict.fromkeys([*stated(base_name, "license"), *own]) if own else {}
     part, files = split_vectors(base_name)
     vector = TaskVector.between(
