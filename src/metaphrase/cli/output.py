@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -40,7 +40,7 @@ class _Output:
     json: bool = False
     quiet: bool = False
     stdout: TextIO | None = None
-    stack: ExitStack | None = field(default=None, repr=False)
+    stack: ExitStack | None = None
 
 
 _output = _Output()
