@@ -689,6 +689,11 @@ def test_a_folder_without_a_model(tmp_path, refused):
     )
 
 
+def test_the_folder_of_an_interrupted_run(tmp_path, refused):
+    (tmp_path / "run" / "checkpoint-4").mkdir(parents=True)
+    assert re.search("run holds checkpoints, but no release. Repeat the", refused(ModelFileError, tmp_path / "run"))
+
+
 @pytest.mark.parametrize("command", ["evaluate", "mine", "filter", "train"])
 def test_more_tokens_than_positions_are_refused(template, pairs, tmp_path, capsys, fault, command):
     pairs.write_text(pairs.read_text(encoding="utf-8") + "word " * 300 + "\t" + "Wort " * 300 + "\n", encoding="utf-8")

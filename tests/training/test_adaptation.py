@@ -133,6 +133,14 @@ def test_the_vocabulary_is_that_of_the_corpus_unless_the_recipe_sets_it(tmp_path
     assert Recipe.from_dict(content).objectives()["rtl"].vocabulary == vocabulary
 
 
+def test_a_recipe_does_not_change_the_plan(tmp_path):
+    training = {"gradient_accumulation_steps": 8, "learning_rate": 1.0, "max_length": 128, "weight_decay": 0.1}
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(json.dumps({"name": "mine", "terms": [{"objective": "tr"}], "training": training}))
+    content = Recipe.from_dict(recipe_content(AdaptationConfig(["x.tsv"], ["sw"], recipe=str(recipe))))
+    assert (content.training, content.max_length) == ({"weight_decay": 0.1}, 128)
+
+
 def test_a_recipe_is_passed_by_name(tmp_path):
     config = AdaptationConfig(
         ["x.tsv"], ["sw"], recipe=Recipe("mine", (Term("tr"),)), output_dir=str(tmp_path / "out")

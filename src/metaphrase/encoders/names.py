@@ -191,12 +191,16 @@ def _download_model(name: str, revision: str | None) -> Path:
     near = "" if "/" in name else suggestion(name, (STARTER,))
     try:
         return download(name, revision=revision)
-    except HFValidationError as error:
+    except (HFValidationError, HubError) as error:
+        if any(Path(full).glob("checkpoint-*")):
+            raise ModelFileError(
+                f"{full} holds checkpoints, but no release. Repeat the command of the run to resume it."
+            ) from error
+        if isinstance(error, HubError):
+            raise type(error)(f"{missing} in the cache{near or '.'} {error}") from error
         if Path(full).is_dir():
             raise ModelFileError(f"{holds_none}: it has no {CONFIG}.") from error
         hint = "Models on the Hub are called organisation/name."
         if PLUS.strip() in name:
             hint = 'A task vector and its base are separated by spaces and a plus sign: "BASE + VECTOR".'
         raise MissingFileError(f"{missing}{near or '.'} {hint}") from error
-    except HubError as error:
-        raise type(error)(f"{missing} in the cache{near or '.'} {error}") from error

@@ -48,7 +48,8 @@ from metaphrase.training.configuration import STRUCTURE_LIMIT, RunConfig, flags_
 from metaphrase.training.corpora import with_links
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import check_finish, encoded_texts
-from metaphrase.training.planning import EVALUATIONS, PATIENCE, Plan, count_prompts, plan_run
+from metaphrase.training.loss import build_loss
+from metaphrase.training.planning import EVALUATIONS, PATIENCE, Plan, count_prompts, plan_run, restored
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.results import RunResult
 from metaphrase.training.run import VERDICT, Inputs, TrainingRun
@@ -63,6 +64,12 @@ HELD_OUT, RETENTION = "held-out", "udhr"
 
 #: Options of the steps between training and release.
 _FINISHING = ("merge", "guard", "max_structure_loss", "debias")
+#: Training settings that the plan chooses, or that change the time or the memory of a planned step.
+_PLANNED = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size", "micro_batch_size",
+    "num_train_epochs", "max_steps", "learning_rate", "head_learning_rate", "warmup_steps", "batch_sampler", "seed",
+    "bf16", "fp16", "freeze_word_embeddings", "activation_checkpointing",
+)  # fmt: skip
 #: Languages that the Declaration has under another code.
 _IN_DECLARATION = {"nb": "no"}
 
@@ -84,7 +91,10 @@ class AdaptationConfig:
     target_column: str | None = option(None, TARGET_COLUMN)
     model: str = option("starter", f"Encoder to adapt: {ENCODER} (default: starter).")
     output_dir: str | None = option(None, "Folder of the release, its report and its data (default: runs/adapt-XX).")
-    recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")
+    recipe: str = option(
+        "metaphrase",
+        "A name from `metaphrase recipes`, or a YAML file. Batch size, learning rates and number of steps are planned.",
+    )
     minutes: Annotated[float, Range(above=0, most=1_000_000)] = option(
         8.0, "Minutes for training; checks and measurements take additional time."
     )
@@ -302,6 +312,10 @@ class Adaptation:
         path = write_json(data / RECIPE, recipe_content(self.config))  # JSON is YAML, and writes floats exactly
         recipe, corpus = Recipe.load(path), load_corpus(folders["training"])
         if "alignment" in recipe.columns:
+            with restored(encoder):
+                build_loss(
+                    encoder, recipe, corpus
+                )  # a recipe that does not fit the encoder is refused before words are aligned
             corpus = replace(corpus, dataset=with_links(corpus.dataset, recipe, data.parent))
         inputs = Inputs(
             encoder=encoder,
@@ -482,12 +496,14 @@ def retention_sets(
 
 
 def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
-    """The recipe of a run, with the chosen anchor.
+    """The recipe of a run, with the chosen anchor and without the training settings that the plan chooses.
 
     Unless the recipe sets it, the vocabulary of an objective that predicts English is that of the corpus, which saves
     memory.
     """
     content = Recipe.load(config.recipe).to_dict()
+    training = {name: value for name, value in content.get("training", {}).items() if name not in _PLANNED}
+    content |= {"max_length": training.pop("max_length", None) or content["max_length"], "training": training}
     for term in content["terms"]:
         args = term.get("args", {})
         if term["objective"] == "rtl" and args.get("direction", "source_to_target") == "source_to_target":
