@@ -312,10 +312,8 @@ class Adaptation:
         path = write_json(data / RECIPE, recipe_content(self.config))  # JSON is YAML, and writes floats exactly
         recipe, corpus = Recipe.load(path), load_corpus(folders["training"])
         if "alignment" in recipe.columns:
-            with restored(encoder):
-                build_loss(
-                    encoder, recipe, corpus
-                )  # a recipe that does not fit the encoder is refused before words are aligned
+            with restored(encoder):  # a recipe that does not fit the encoder is refused before words are aligned
+                build_loss(encoder, recipe, corpus)
             corpus = replace(corpus, dataset=with_links(corpus.dataset, recipe, data.parent))
         inputs = Inputs(
             encoder=encoder,
