@@ -272,7 +272,7 @@ def test_commands_write_nothing_from_embeddings_that_are_not_finite(
 ):
     for module in ("aligners.embedding", "evaluation.suites.running", "mining.workflow", "mining.filtering"):
         monkeypatch.setattr(f"metaphrase.{module}.load_encoder", lambda *args, **kwargs: overflowing(tiny_encoder))
-    monkeypatch.setattr("metaphrase.evaluation.suites.running.find_folder", lambda name: None)
+    monkeypatch.setattr("metaphrase.evaluation.suites.running._find_encoders", lambda *names: None)
     (tmp_path / "data").mkdir()
     pairs = tmp_path / "data" / "de-en.tsv"
     lines = "".join(f"{row['source']}\t{row['target']}\n" for row in bitext)
