@@ -22,7 +22,6 @@ from metaphrase.cli import COMMANDS, main, parse
 from metaphrase.cli.options import FLAGS, add_options
 from metaphrase.cli.output import emit, notes, progress, session, show_progress
 from metaphrase.cli.runs import LEADING
-from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ConfigError, MissingExtraError, MissingFileError
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
@@ -320,16 +319,6 @@ def test_every_command_has_help(command, capsys):
         main([command, "--help"])
     assert exit_.value.code == 0
     assert "usage: metaphrase" in capsys.readouterr().out
-
-
-def test_tables_of_loaded_weights_are_not_printed(tiny_mlm_dir, caplog):
-    """Its masked language modelling head is not part of the encoder."""
-    load_encoder(tiny_mlm_dir, device="cpu")
-    assert "LOAD REPORT" in caplog.text
-    caplog.clear()
-    with session():
-        load_encoder(tiny_mlm_dir, device="cpu")
-    assert "REPORT" not in caplog.text
 
 
 def test_recipes_are_listed_and_printed(capsys):

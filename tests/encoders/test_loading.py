@@ -7,7 +7,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import PhobertTokenizer, SqueezeBertConfig, SqueezeBertModel
+from transformers import BertModel, PhobertTokenizer, SqueezeBertConfig, SqueezeBertModel
 
 from metaphrase.cli import main
 from metaphrase.encoders.loading import (
@@ -85,11 +85,19 @@ def test_an_encoder_that_always_calls_its_pooler_keeps_it(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tiny_bert_dir", "tiny_mlm_dir", "tiny_encoder_dir"])
-def test_no_encoder_has_a_transformers_pooler(request, name, capfd):
+def test_no_encoder_has_a_transformers_pooler(request, name):
     model = load_encoder(request.getfixturevalue(name), max_length=17)
     assert not [key for key in model.state_dict() if "pooler" in key]
     assert model.max_seq_length == 17
-    assert "MISSING" not in capfd.readouterr().err
+
+
+def test_tables_of_loaded_weights_are_not_printed(tiny_mlm_dir, caplog):
+    """Its masked language modelling head is not part of the encoder."""
+    BertModel.from_pretrained(tiny_mlm_dir)
+    assert "LOAD REPORT" in caplog.text
+    caplog.clear()
+    load_encoder(tiny_mlm_dir, device="cpu")
+    assert "REPORT" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["acme/nothing", "acme/nothing@v1", "runs/there/is/none", "nothing"])

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 #: Seconds between the lines that report the progress of a task without a progress bar.
 SECONDS_BETWEEN_LINES = 60.0
-#: Loggers that print a table of the weights that a model does not share with its file. An encoder is loaded completely or
-#: refused, and the head of a fine-tuned task is always new.
-_LOADERS = ("transformers.modeling_utils", "transformers.integrations.peft")
-
-
-def _is_no_load_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in str(record.msg)
 
 
 @dataclass
@@ -55,10 +48,6 @@ def session() -> Iterator[None]:
     global _output
     outer, _output = _output, _Output()
     with ExitStack() as stack:
-        for name in _LOADERS:
-            logger = logging.getLogger(name)
-            logger.addFilter(_is_no_load_report)
-            stack.callback(logger.removeFilter, _is_no_load_report)
         _output.stack = stack
         if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
             stack.callback(sys.stdout.reconfigure, errors="strict")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,25 @@ _SENTENCES = ("All human beings are born free and equal in dignity and rights.",
 _RARE = "☃ 𒀀 \ue000"
 
 
+@contextmanager
+def without_load_report() -> Iterator[None]:
+    """Hide the table in which transformers lists weights that a model does not share with its file.
+
+    `check_keys` refuses the model if one of them matters.
+    """
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in str(record.msg)
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_shown)
+
+
+@without_load_report()
 def load_complete(
     load: Callable[..., Any], folder: Path, name: str, *, new_head: bool = False, **settings: Any
 ) -> Any:

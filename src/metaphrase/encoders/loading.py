@@ -28,7 +28,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
+from metaphrase.encoders.checks import (
+    check_embeddings,
+    check_finite,
+    check_keys,
+    check_tokenizer,
+    without_load_report,
+)
 from metaphrase.encoders.folders import MODULES_FILE, VECTOR_FILE, WEIGHTS, open_model, read_modules
 from metaphrase.encoders.installed import check_files, check_merged, installed_model
 from metaphrase.encoders.names import PLUS, find_folder, load_vectors, name_parts, split_vectors, vector_file
@@ -110,6 +116,7 @@ def load_encoder(
     return model
 
 
+@without_load_report()
 def _load_folder(
     name: str, folder: Path, pooling: str | None, default_pooling: str, device: str | None
 ) -> SentenceTransformer:
