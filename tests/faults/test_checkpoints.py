@@ -435,13 +435,15 @@ def test_a_finished_run_with_another_metric_ends_with_its_last_checkpoint(make_t
     assert "The final model is from step" not in caplog.text
 
 
-def test_a_measure_for_the_best_checkpoint_that_does_not_exist(make_trainer, monkeypatch):
+@pytest.mark.parametrize("schedule", ["linear", "reduce_lr_on_plateau"])
+def test_a_measure_for_the_best_checkpoint_that_does_not_exist(make_trainer, monkeypatch, schedule):
     monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
+    options = SETTINGS | {"recipe": "tr", "metric_for_best_model": "eval_scor", "lr_scheduler_type": schedule}
     with pytest.raises(
         UsageError,
         match=r"\(eval_scor\) is not a result of the evaluation; choose one of eval_score, eval_score2\. The terms",
     ):
-        make_trainer(**SETTINGS | {"recipe": "tr", "metric_for_best_model": "eval_scor"}).train()
+        make_trainer(**options).train()
 
 
 @pytest.mark.long

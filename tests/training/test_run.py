@@ -528,7 +528,7 @@ def test_a_recipe_has_the_length_that_was_configured():
         ),
         (
             {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1},
-            "--metric_for_best_model loss is not measured; choose one of eval_dev_mean_accuracy, ",
+            "--metric_for_best_model loss, the default, is not measured; choose one of eval_dev_mean_accuracy, ",
         ),
     ],
 )

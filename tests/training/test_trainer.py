@@ -295,6 +295,13 @@ def rates_after_resuming(make_trainer, before, after, dev="a"):
     return [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log], resumed
 
 
+@pytest.mark.parametrize("schedule", [PLATEAU, GREEDY])
+@pytest.mark.parametrize(("metric", "mode"), [("eval_score", "max"), ("eval_loss", "min")])
+def test_a_schedule_follows_a_metric_that_should_rise(make_trainer, schedule, metric, mode):
+    trainer = make_trainer(evaluator=Scores(), eval_strategy="steps", metric_for_best_model=metric, **schedule)
+    assert trainer.create_scheduler(4, trainer.create_optimizer()).mode == mode
+
+
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [(PLATEAU, [1e-3, 1e-3, 1e-4, 1e-7, 1e-8]), (GREEDY, [1e-3, 2e-3, 1e-3, 0.5e-5, 0.25e-5])],

@@ -45,6 +45,8 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "batch_eval_metrics": False,
 }
 
+#: Schedules that follow a metric, by default one that should fall.
+ADAPTIVE = ("reduce_lr_on_plateau", "greedy")
 #: Kinds of distributed training that divide the weights, as in the environment that `accelerate launch` sets.
 DIVIDING = ("FSDP", "DEEPSPEED")
 #: Trackers of transformers whose availability cannot be determined.
@@ -78,6 +80,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32. With None,
             :class:`metaphrase.TrainingRun` uses it on a CPU where a trial step is faster with it.
         use_liger_kernel: Compute the vocabulary loss with Liger's kernel, on CUDA (extra ``liger``).
+        lr_scheduler_kwargs: The mode of ``reduce_lr_on_plateau`` and ``greedy`` is ``"max"`` by default if
+            ``greater_is_better`` is set.
         logging_nan_inf_filter: Off by default, because steps with a NaN or infinite loss are skipped and counted.
         dataloader_pin_memory: On by default if there is a CUDA device.
         ddp_timeout: A day by default: the other processes wait while the first one measures, merges and releases.
@@ -139,6 +143,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             logger.warning("float16 requires a GPU: fp16 is disabled. On a CPU, use --bf16.")
             self.fp16 = False
         super().__post_init__()
+        if self.lr_scheduler_type in ADAPTIVE and self.greater_is_better:
+            settings: dict[str, Any] = getattr(self, "lr_scheduler_kwargs", None) or {}
+            self.lr_scheduler_kwargs = {"mode": "max"} | settings
         self.divide_batch()
         if self.use_liger_kernel and find_spec("liger_kernel") is None:
             raise MissingExtraError(
@@ -313,8 +320,9 @@ def check_best_metric(args: AlignmentTrainingArguments, metrics: Sequence[str]) 
     wanted = args.metric_for_best_model
     if wanted is not None and wanted.removeprefix("eval_") not in (*metrics, "sequential_score"):
         known = [f"eval_{name}" for name in metrics]
+        default = ", the default," if wanted == "loss" else ""
         raise UsageError(
-            f"--metric_for_best_model {wanted} is not measured{did_you_mean(wanted, known)}; choose one of "
+            f"--metric_for_best_model {wanted}{default} is not measured{did_you_mean(wanted, known)}; choose one of "
             f"{', '.join(known)}."
         )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -206,18 +207,27 @@ class ResumesRuns(AtomicCheckpoints):
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate without a trace in the random states, as a resumed run may restore them after an evaluation."""
         with torch.random.fork_rng(devices=[]):  # data loaders draw a seed
-            return super()._evaluate(*args, **kwargs)
+            try:
+                return super()._evaluate(*args, **kwargs)
+            except KeyError as error:  # of a schedule that reads the metric
+                if "metric_for_best_model" not in str(error):
+                    raise
+                step, logs = self.state.global_step, self.state.log_history
+                raise self._unknown_metric(chain(*[log for log in logs if log["step"] == step])) from error
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         try:
             return bool(super()._determine_best_metric(metrics, trial))
         except KeyError as error:
-            names = [name for name in metrics if re.fullmatch(r"eval_.*(?<!_runtime)(?<!_per_second)", name)]
-            choices = f"choose one of {', '.join(names)}" if names else "pass eval_dataset or an evaluator"
-            raise UsageError(
-                f"metric_for_best_model ({self.args.metric_for_best_model}) is not a result of the evaluation; {choices}. "
-                "The terms of the loss are only logged."
-            ) from error
+            raise self._unknown_metric(metrics) from error
+
+    def _unknown_metric(self, metrics: Iterable[str]) -> UsageError:
+        names = [name for name in metrics if re.fullmatch(r"eval_.*(?<!_runtime)(?<!_per_second)", name)]
+        choices = f"choose one of {', '.join(names)}" if names else "pass eval_dataset or an evaluator"
+        return UsageError(
+            f"metric_for_best_model ({self.args.metric_for_best_model}) is not a result of the evaluation; {choices}. "
+            "The terms of the loss are only logged."
+        )
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Finish training, without deleting checkpoints; after a signal, with the current weights for the resumed run."""
