@@ -77,6 +77,8 @@ NOT_DECISIVE = {
 }
 #: Options of a run that are set by this program.
 RESERVED = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
+#: Options of a run that change its release, which this program does not make.
+OF_RELEASES = {"merge", "max_structure_loss", "debias", "keep_adapter", "push_to_hub"}
 #: Default options of every cell.
 DEFAULTS = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 #: Steps of the short run on which the estimate is based.
@@ -230,6 +232,8 @@ def parsed(argv: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]
     given = run_options(rest)
     if taken := sorted(given.keys() & RESERVED):
         raise ValueError(f"This program sets --{taken[0]} for every cell. Use --steps, --seeds and --output.")
+    if taken := sorted(name for name in given.keys() & OF_RELEASES if given[name]):
+        raise ValueError(f"Encoders are measured as they are trained, so --{taken[0]} has no effect here. Omit it.")
     if taken := sorted(given.keys() & {"model", "corpus", "test"}):
         raise ValueError(f"--config has {taken[0]}. Remove it, and pass --{taken[0]} on the command line.")
     options.seeds = list(dict.fromkeys(options.seeds))
@@ -301,7 +305,9 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     run_options = {option.name for option in fields(RunOptions)}
     default = RunConfig(recipe="tr")
     values = {option.name: getattr(config, option.name) for option in fields(RunConfig) if option.init}
-    values = {name: value for name, value in values.items() if name not in NOT_DECISIVE}
+    # With dev sets, checkpoints determine when the encoder is measured, and so which one is the best.
+    ignored = NOT_DECISIVE - ({"save_strategy", "save_steps"} if config.dev else set())
+    values = {name: value for name, value in values.items() if name not in ignored}
     recipe_content = recipe.to_dict()
     hub = [name for name in config.monolingual if is_hub_name(name)]
     local = [path for path in config.monolingual if path not in hub]

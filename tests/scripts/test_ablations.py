@@ -180,6 +180,7 @@ def test_invalid_grids_are_refused_before_training(script, settings, tmp_path, b
         (["dap-table5", *settings, "--vocabulary", "english"], "english"),
         (["dap-fig3", *settings, "--learning_rat", "1"], "learning_rate"),
         (["dap-fig3", *settings, "--seed", "1"], "--seeds"),
+        (["dap-fig3", *settings, "--set", "merge=0.5"], "--merge has no effect here"),
         (["dap-fig3", *settings, "--set", "moco.queue_size=3"], "contains the objective moco"),
         (["dap-fig3", *settings, "--set", "learning_rate"], "OPTION=VALUE"),
         (["dap-fig9", *settings], "dap-fig4"),
@@ -197,6 +198,9 @@ def test_digests_depend_on_what_determines_a_result(script, settings, corpus, tm
     plain = path()
     assert path("--save_strategy", "steps", "--report_to", "none") == plain
     assert path("--set", "per_device_train_batch_size=6") == plain
+    best = ["--dev", settings[settings.index("--test") + 1], "--load_best_model_at_end", "--save_strategy", "steps"]
+    best += ["--metric_for_best_model", "eval_dev_mean_accuracy", "--save_steps"]
+    assert path(*best, "2") != path(*best, "3")
     moved = tmp_path / corpus.name
     moved.mkdir()
     for file in corpus.iterdir():
