@@ -38,5 +38,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (MetaphraseError, ValueError, OSError) as error:
+    except (MetaphraseError, ValueError, OSError, ImportError) as error:
         sys.exit(f"trainers/finetune_translation.py: {error}")
