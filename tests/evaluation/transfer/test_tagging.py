@@ -1,5 +1,7 @@
 import pytest
 from datasets import Dataset
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from metaphrase.evaluation.transfer.data import UPOS
 from metaphrase.evaluation.transfer.options import FineTuningArguments
@@ -51,6 +53,44 @@ def test_parts_of_a_sentence_are_one_item(tiny_encoder_dir, tmp_path, max_length
     short = {"words": ["the", "dog"], "tags": ["DET", "NOUN"]}
     score = task.score(task.build(), Dataset.from_list([SENTENCE, short, SENTENCE]), "en")
     assert [gold for _, _, gold in score.items] == [7, 2, 7]
+
+
+TEXT = "the new newspaper is read by the new dog today"
+
+
+def bpe_tokenizer(kind):
+    """A tokenizer that marks spaces as those of RoBERTa, XLM-R or Gemma do: the last has none before the first word."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = byte_level if kind == "roberta" else pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<unk>"], initial_alphabet=byte_level.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT] * 9, trainer)
+    if kind == "gemma":
+        tokenizer.normalizer = normalizers.Replace(" ", "▁")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<unk>")
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlmr", "gemma"])
+@pytest.mark.parametrize("max_length", [4, 48])
+def test_words_have_the_pieces_of_the_text(kind, max_length):
+    made = bpe_tokenizer(kind)
+    row = {"words": TEXT.split(), "tags": ["X"] * 10}
+    parts = list(Tagger(made, max_length).parts(row))
+    assert [piece for part in parts for piece in part.inputs["input_ids"]] == made(TEXT)["input_ids"]
+    assert sum(len(part.first) for part in parts) == 10
+
+
+def test_pieces_of_wordpiece_and_sentencepiece_are_those_of_single_words(tokenizer):
+    """So that results of BERT, XLM-R and E5 stay comparable."""
+    words = [word for word in SENTENCE["words"] if word.isprintable()]
+    for one in (tokenizer, bpe_tokenizer("xlmr")):
+        (part,) = Tagger(one, 48).parts({"words": words, "tags": ["X"] * len(words)})
+        encoded = one(words, is_split_into_words=True)
+        assert part.inputs["input_ids"] == encoded["input_ids"]
+        assert [encoded.word_ids()[at] for at in part.first] == [*range(len(words))]
 
 
 @pytest.mark.long

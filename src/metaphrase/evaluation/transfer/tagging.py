@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -61,9 +62,10 @@ class Tagger:
 
     def parts(self, row: Row) -> Iterator[TaggedPieces]:
         """Split a sentence into as few parts as possible. A word without pieces becomes the unknown token."""
-        pieces = self.tokenizer(row["words"], add_special_tokens=False)["input_ids"]
+        words = [self._space * (at > 0) + word for at, word in enumerate(row["words"])]
+        pieces = self.tokenizer(words, add_special_tokens=False)["input_ids"]
         unknown = self.tokenizer.unk_token
-        words = [word if ids else unknown for word, ids in zip(row["words"], pieces, strict=True)]
+        words = [word if ids else unknown for word, ids in zip(words, pieces, strict=True)]
         room = self.max_length - self.tokenizer.num_special_tokens_to_add(pair=False)
         start = taken = 0
         for at in range(len(words) + 1):
@@ -72,6 +74,12 @@ class Tagger:
                 yield self._encode(words[start:at], row["tags"][start:at])
                 start, taken = at, 0
             taken += size
+
+    @cached_property
+    def _space(self) -> str:
+        """A space if words must have one before them to get the pieces that they have in text, as in byte-level BPE."""
+        alone = self.tokenizer(["a", "a"], is_split_into_words=True)["input_ids"]
+        return "" if alone == self.tokenizer("a a")["input_ids"] else " "
 
     def _encode(self, words: Sequence[str], tags: Sequence[str]) -> TaggedPieces:
         encoded = self.tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=self.max_length)
