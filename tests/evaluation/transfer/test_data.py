@@ -104,6 +104,17 @@ def test_questions_of_squad_xquad_and_mlqa(questions, tmp_path):
     assert list(read_languages(str(tmp_path / "train-v1.1.json.gz"), QUESTIONS, split="dev")) == ["en"]
 
 
+def test_two_files_of_questions_in_one_language_are_refused(questions, tmp_path):
+    """XQuAD consists of questions of SQuAD's dev set and has their ids."""
+    content = (questions / "xquad.en.json").read_text()
+    for name in ("xquad.en.json", "dev-v1.1.json"):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=r"dev-v1\.1\.json and .*xquad\.en\.json are both dev data of 'en'"):
+        read_languages(str(tmp_path), QUESTIONS, split="dev")
+    assert list(read_languages(str(tmp_path), QUESTIONS, split="test")) == ["en"]
+    assert list(read_languages(str(tmp_path / "dev-v1.1.json"), QUESTIONS, split="dev")) == ["en"]
+
+
 def test_a_file_in_another_format_is_refused(tmp_path):
     (tmp_path / "dev-en.json").write_text(json.dumps([1]))
     with pytest.raises(ValueError, match="the key 'data' is missing"):

@@ -88,12 +88,14 @@ class Format:
         read: Reads the rows of a file of a language.
         adapt: Turns the number and row of a Hub data set into a row, or None to drop it.
         group: Column whose equal values stay together when items are split.
+        joined: Whether several files of a language are concatenated, because their items differ.
     """
 
     names: tuple[re.Pattern[str], ...]
     read: Callable[[Path, str], Iterator[Row]]
     adapt: Callable[[int, Row], Row | None]
     group: str
+    joined: bool = False
 
 
 def read_languages(
@@ -154,7 +156,13 @@ def _file_rows(
         raise MissingFileError(f"{place} does not exist.")
     found = [one for one in files_of(Path(place), form, split, files) if languages is None or one[0] in languages]
     check_distinct((file,) for _, file in found)
+    known: dict[str, Path] = {}
     for language, file in found:
+        if (other := known.setdefault(language, file)) is not file and not form.joined:
+            raise DataError(
+                f"{other} and {file} are both {split} data of {language!r}, and may share items. Move one of them to another "
+                "folder, or pass a file instead of the folder."
+            )
         yield language, form.read(file, language)
 
 
@@ -335,7 +343,7 @@ def treebank_format(*, fused: bool = False) -> Format:
         return {"item": str(number), "words": row["tokens"], "tags": row["upos"]}
 
     name = re.compile(r"(?P<language>[a-z]{2,3})_[a-z]+-ud-(?P<split>train|dev|test)\.conllu")
-    return Format((name,), read, adapt, group="item")
+    return Format((name,), read, adapt, group="item", joined=True)
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[list[list[str]]]:
