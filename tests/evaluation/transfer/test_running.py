@@ -578,6 +578,28 @@ def test_a_slash_after_the_model_does_not_matter(options, tmp_path):
     assert check_settings(tmp_path, "xnli", source, replace(options, model=f"{options.model}/"), given, {}) == settings
 
 
+def test_another_path_of_the_same_encoder_is_the_same(options, tmp_path):
+    (tmp_path / "run" / "checkpoint-3").mkdir(parents=True)
+    given, moved = arguments(tmp_path / "out"), replace(options, model="another/path")
+
+    def check(options, content):
+        (tmp_path / "model.safetensors").write_text(content)
+        check_settings(tmp_path, "xnli", EncoderSource("tiny", tmp_path), options, given, {})
+
+    check(options, "one")
+    check(moved, "one")
+    with pytest.raises(UsageError, match="was started with model_sha256"):
+        check(moved, "other")
+
+
+def test_encoders_without_weights_in_safetensors_differ_by_name(options, tmp_path):
+    (tmp_path / "run" / "checkpoint-3").mkdir(parents=True)
+    source, given = EncoderSource("tiny", tmp_path), arguments(tmp_path / "out")
+    check_settings(tmp_path, "xnli", source, options, given, {})
+    with pytest.raises(UsageError, match=r"was started with model .*, not another/path"):
+        check_settings(tmp_path, "xnli", source, replace(options, model="another/path"), given, {})
+
+
 def test_a_digest_covers_shards_and_tokenizer(tmp_path):
     source = EncoderSource("tiny", tmp_path)
     assert source.sha256 is None

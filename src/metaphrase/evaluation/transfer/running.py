@@ -180,8 +180,12 @@ def check_settings(
             if arguments.process_index == 0:
                 write_part(path, settings)
             return settings
+        digested = {
+            "data_sha256",
+            *(["model"] if settings["model_sha256"] else ()),
+        }  # an encoder may have several paths
         for key, value in now.items():
-            if key != "data_sha256" and not isinstance(value, dict) and before.get(key, value) != value:
+            if key not in digested and not isinstance(value, dict) and before.get(key, value) != value:
                 raise UsageError(
                     f"{folder} was started with {key} {before[key]}, not {value}. Resume with the same settings, or "
                     "choose another --output_dir."
