@@ -2,9 +2,22 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    MambaConfig,
+    MambaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
 
 from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, make_linear
+from metaphrase.exceptions import ModelError
 from tests.conftest import shape
 
 
@@ -46,6 +59,24 @@ def test_options_of_the_encoder(tiny_encoder_dir):
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     assert frozen == ["bert.embeddings.word_embeddings.weight"]
+
+
+@pytest.mark.parametrize("head", [AutoModelForQuestionAnswering, AutoModelForSequenceClassification])
+def test_dropout_has_other_names_in_distilbert(tokenizer, tmp_path, head):
+    config = DistilBertConfig(vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+    DistilBertModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load_with_head(encoder_source(tmp_path), head, dropout=0.3)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
+
+
+def test_an_encoder_without_dropout(tokenizer, tmp_path):
+    config = MambaConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4)
+    MambaModel(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert load_with_head(encoder_source(tmp_path), AutoModel)
+    with pytest.raises(ModelError, match=r"has no dropout to set\. Omit --dropout"):
+        load_with_head(encoder_source(tmp_path), AutoModel, dropout=0.1)
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.encoders.checks import load_complete
@@ -61,13 +61,26 @@ def load_with_head(
     with open_model(source.name, source.folder) as copy:
         settings = AutoConfig.from_pretrained(copy, **config)
         if dropout is not None:
-            settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
+            _set_dropout(settings, dropout, source.name)
         model = load_complete(
             head.from_pretrained, copy, source.name, new_head=True, config=settings, dtype=torch.float32
         )
     if freeze_word_embeddings:
         model.get_input_embeddings().weight.requires_grad_(False)
     return model
+
+
+def _set_dropout(settings: PreTrainedConfig, dropout: float, name: str) -> None:
+    """Set every dropout of a configuration. One that is None, such as ``classifier_dropout`` of BERT, follows another."""
+    found = [
+        key
+        for key, value in settings.to_dict().items()
+        if ("dropout" in key or key.endswith("pdrop")) and type(value) in (int, float)
+    ]
+    if not found:
+        raise ModelError(f"{name} has no dropout to set. Omit --dropout.")
+    for key in found:
+        setattr(settings, key, dropout)
 
 
 def load_tokenizer(source: EncoderSource) -> PreTrainedTokenizerBase:
