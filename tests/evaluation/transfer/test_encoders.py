@@ -79,6 +79,19 @@ def test_an_encoder_without_dropout(tokenizer, tmp_path):
         load_with_head(encoder_source(tmp_path), AutoModel, dropout=0.1)
 
 
+def test_padding_and_truncation_are_on_the_right(tiny_bert_dir, tokenizer, tmp_path):
+    """On the left, labels would be at pads, and windows would be counted from the end."""
+    BertModel.from_pretrained(tiny_bert_dir, add_pooling_layer=False).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    sides = {"padding_side": "left", "truncation_side": "left"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | sides))
+    loaded = load_tokenizer(encoder_source(tmp_path))
+    given = {"padding": True, "truncation": True, "max_length": 5}
+    texts = ["the dog drinks water today", "the dog"]
+    assert loaded(texts, **given)["input_ids"] == tokenizer(texts, **given)["input_ids"]
+
+
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
 def test_linear_head_sees_the_first_token_alone(kind, tokenizer, tmp_path):
     if kind == "bert":

@@ -84,10 +84,11 @@ def _set_dropout(settings: PreTrainedConfig, dropout: float, name: str) -> None:
 
 
 def load_tokenizer(source: EncoderSource) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of an encoder."""
+    """Load the tokenizer of an encoder. It pads and truncates on the right, as the positions of labels require."""
     with open_model(source.name, source.folder) as copy:
         tokenizer = AutoTokenizer.from_pretrained(copy)
     tokenizer.name_or_path = source.name
+    tokenizer.padding_side = tokenizer.truncation_side = "right"
     if not tokenizer.is_fast:
         raise ModelError(f"{source.name} has a tokenizer without character offsets. The tasks need a fast tokenizer.")
     return tokenizer
