@@ -447,6 +447,10 @@ def _check_encoder(files: _Files, folder: str, kind: Any, size: int) -> None:
         encoder = AutoModel.from_config(AutoConfig.from_pretrained(files.copy / folder, local_files_only=True))
         if not isinstance(encoder.get_input_embeddings(), nn.Embedding):
             raise ModelError(f"{files.name} is a model of type {kind}, which is not a text encoder.")
+    if getattr(encoder.config, "default_language", "") is None:
+        raise ModelError(
+            f"{path} sets no default_language, so no adapter of the encoder is selected. Set it to one of its languages."
+        )
     _check_size(encoder, size, path)
 
 

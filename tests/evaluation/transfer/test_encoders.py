@@ -14,6 +14,8 @@ from transformers import (
     MambaModel,
     XLMRobertaConfig,
     XLMRobertaModel,
+    XmodConfig,
+    XmodModel,
 )
 
 from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, make_linear
@@ -77,6 +79,20 @@ def test_an_encoder_without_dropout(tokenizer, tmp_path):
     assert load_with_head(encoder_source(tmp_path), AutoModel)
     with pytest.raises(ModelError, match=r"has no dropout to set\. Omit --dropout"):
         load_with_head(encoder_source(tmp_path), AutoModel, dropout=0.1)
+
+
+def test_an_encoder_with_adapters_needs_a_default_language(tokenizer, tmp_path):
+    config = XmodConfig(
+        **shape(tokenizer, type_vocab_size=1, max_position_embeddings=82), languages=["en_XX", "sw_KE"]
+    )
+    XmodModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"sets no default_language, .* Set it to one of its languages"):
+        load_with_head(encoder_source(tmp_path), AutoModelForSequenceClassification)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"default_language": "sw_KE"}))
+    model = load_with_head(encoder_source(tmp_path), AutoModelForSequenceClassification)
+    assert model(**tokenizer("the dog", return_tensors="pt")).logits.isfinite().all()
 
 
 def test_padding_and_truncation_are_on_the_right(tiny_bert_dir, tokenizer, tmp_path):
