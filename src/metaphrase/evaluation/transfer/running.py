@@ -180,10 +180,7 @@ def check_settings(
             if arguments.process_index == 0:
                 write_part(path, settings)
             return settings
-        digested = {
-            "data_sha256",
-            *(["model"] if settings["model_sha256"] else ()),
-        }  # an encoder may have several paths
+        digested = {"data_sha256", *(["model"] if settings["model_sha256"] else [])}  # a model may have several paths
         for key, value in now.items():
             if key not in digested and not isinstance(value, dict) and before.get(key, value) != value:
                 raise UsageError(
