@@ -15,7 +15,7 @@ from metaphrase.cli import main
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import OwnTemperature
 from metaphrase.objectives import OBJECTIVES
-from metaphrase.objectives.base import Objective, check_unused
+from metaphrase.objectives.base import Objective, check_unused, code_digest
 from metaphrase.objectives.registry import Objectives
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.recipe import Recipe
@@ -183,6 +183,80 @@ def test_a_recipe_trains_and_resumes_a_class_of_another_package(package, tiny_en
     assert saved["objective"] == "outside.losses:Distance"
     assert saved["args"]["power"] == 1
     assert "outside.losses:Distance" in (output / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_run_does_not_resume_with_other_code_of_an_objective(
+    package, tiny_encoder_dir, bitext_path, tmp_path, capsys
+):
+    losses, output = package / "outside" / "losses.py", tmp_path / "out"
+    recipe = write_recipe(tmp_path / "mine.yaml", "outside.losses:Distance")
+    command = ["train", "--model", str(tiny_encoder_dir), "--corpus", str(bitext_path), "--languages", "de"]
+    command += ["--recipe", str(recipe), "--output_dir", str(output), "--use_cpu", "--report_to", "none"]
+    command += ["--per_device_train_batch_size", "8", "--retention", "none", "--resume_from_checkpoint", "true"]
+    assert main([*command, "--max_steps", "1"]) == 0
+    code = json.loads((output / "run.json").read_text())["objective_code"]
+    assert list(code) == ["projected-distance"]
+    losses.write_text(MODULE.replace("lengths_b2.amax(dim=1)", "lengths_b2.sum(dim=1)"))
+    importlib.reload(sys.modules["outside.losses"])
+    capsys.readouterr()
+    assert main([*command, "--max_steps", "2"]) == 2
+    assert "differs in: projected-distance.code (" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "--max_steps", "2", "--allow_changes"]) == 0
+    assert json.loads((output / "run.json").read_text())["objective_code"] != code
+
+
+HELPERS = """
+def helper(loss):
+    return loss + 1
+
+def unused():
+    return 1
+"""
+HELPED = """
+from outside.helpers import helper
+
+def helped(loss):
+    return helper(loss * 1)
+
+class Helped(Distance):
+    def forward(self, encodings):
+        return helped(super().forward(encodings))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("return helped(", "return 2 * helped(", True),
+        ("return self.scale", "return 2 * self.scale", True),  # of the base class
+        ("len(ids)", "len(ids) - 2", True),  # of a view
+        ("loss * 1", "loss * 2", True),  # of a function
+        ("loss + 1", "loss + 2", True),  # of a function of another module
+        ("return 1", "return 2", False),
+        ('name = "double"', 'name = "triple"', False),
+    ],
+)
+def test_the_code_of_an_objective_is_what_it_uses_of_its_package(package, old, new, changed):
+    def digest(helpers, losses):
+        for name, text in (("helpers", helpers), ("losses", losses)):
+            (package / "outside" / f"{name}.py").write_text(text)
+            importlib.reload(importlib.import_module(f"outside.{name}"))
+        return code_digest(sys.modules["outside.losses"].Helped)
+
+    texts = HELPERS, MODULE + HELPED
+    replaced = [text.replace(old, new) for text in texts]
+    assert replaced != [*texts]
+    assert (digest(*texts) != digest(*replaced)) == changed
+
+
+def test_code_without_a_source_has_no_digest(package):
+    from outside.losses import Distance
+
+    scope = {"Distance": Distance, "__name__": "__main__"}
+    exec("class Typed(Distance):\n    pass\n", scope)
+    assert code_digest(scope["Typed"]) is None
+    assert code_digest(OBJECTIVES["tr"]) is None
+    assert code_digest(Distance) is not None
 
 
 @pytest.mark.slow

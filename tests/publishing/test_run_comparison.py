@@ -23,9 +23,12 @@ def result(share, seed, n=200, **details):
 
 @pytest.fixture
 def write(tmp_path):
-    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200, ids=None, **settings):
+    def written(
+        name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200, ids=None, code=None, **settings
+    ):
         shared = {} if ids is None else {"item_ids": ids}
         facts = {"recipe": {"name": recipe}, "seed": seed, "model": "starter", "steps": steps, "files": []}
+        facts |= {"objective_code": code} if code else {}
         facts["settings"] = {"recipe": recipe, "seed": seed, "output_dir": name, **settings}
         report = {
             "run": facts,
@@ -51,6 +54,12 @@ def test_seeds_of_a_configuration_are_pooled(write):
     assert rows["tr"]["interval"][1] - rows["tr"]["interval"][0] > 2 * wide
     assert rows["dap"]["interval"] == compare(result(0.5, 0), result(0.52, 1))["pooled"]["interval"]
     assert (rows["tr"]["verdict"], rows["dap"]["verdict"]) == (expected["verdict"], "tie")
+
+
+def test_runs_with_other_code_of_an_objective_are_not_pooled(write):
+    codes = [{"distance": "a"}, {"distance": "a"}, {"distance": "b"}]
+    rows = compare_runs([write(str(seed), seed=seed, code=code) for seed, code in enumerate(codes)])
+    assert [row["seeds"] for row in rows] == [[0, 1], [2]]
 
 
 def test_a_run_is_the_baseline_of_the_others(write):

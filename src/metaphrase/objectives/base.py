@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from inspect import signature
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,6 +21,7 @@ from metaphrase.encoders.loading import own_temperature, pretrained_mlm_head
 from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, Temperature, check_values, checked, hints_of, is_of_type
+from metaphrase.io.digests import json_digest
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import FrozenEncoder
 from metaphrase.modeling.functional import gather_with_gradient
@@ -190,8 +193,38 @@ class HeadSources:
 
 def default_of(objective: Objective, name: str) -> Any:
     """Default of an argument of an objective; None if it has none."""
-    parameter = signature(type(objective)).parameters.get(name)
+    parameter = inspect.signature(type(objective)).parameters.get(name)
     return None if parameter is None else parameter.default
+
+
+def code_digest(cls: type[Objective]) -> str | None:
+    """Digest of the source of an objective; None for one of metaphrase, and for one of an interactive session.
+
+    It covers the class, its bases outside of metaphrase, and the classes and functions of their packages that they name.
+    """
+    bases = [base for base in cls.__mro__ if issubclass(base, Objective)]
+    pending: list[Any] = [base for base in bases if _package(base) != _package(Objective)]
+    sources: dict[str, str] = {}
+    while pending:
+        one = pending.pop()
+        name = f"{one.__module__}:{one.__qualname__}"
+        if name in sources:
+            continue
+        try:
+            sources[name], known = inspect.getsource(one), vars(sys.modules[one.__module__])
+        except (OSError, TypeError, KeyError):
+            return None
+        named = [known[word] for word in re.findall(r"\w+", sources[name]) if word in known]
+        pending += [
+            value
+            for value in named
+            if (inspect.isclass(value) or inspect.isfunction(value)) and _package(value) == _package(one)
+        ]
+    return json_digest(sources)[:16] if sources else None
+
+
+def _package(code: Any) -> str:
+    return str(code.__module__).partition(".")[0]
 
 
 def check_unused(objective: Objective, names: Iterable[str], needed: str) -> None:

@@ -61,7 +61,8 @@ class Run:
 
 
 def _configuration(facts: Mapping[str, Any]) -> str:
-    common = [facts["recipe"], *(facts.get(name) for name in ("model", "steps", "batch_size"))]
+    common = [facts["recipe"], facts.get("objective_code", {})]
+    common += [facts.get(name) for name in ("model", "steps", "batch_size")]
     files = [file["sha256"] or [file.get("path"), file.get("revision")] for file in facts["files"]]
     settings = facts["settings"].items()
     return json.dumps(

@@ -25,7 +25,7 @@ from metaphrase.modeling.encoding import Encoding, encode_views, has_decoder, un
 from metaphrase.modeling.matryoshka import CITATION, truncated
 from metaphrase.modeling.views import View
 from metaphrase.objectives import HeadSources, Objective
-from metaphrase.objectives.base import check_positions
+from metaphrase.objectives.base import check_positions, code_digest
 from metaphrase.training.heads import AlignmentHeads, check_same_state
 from metaphrase.training.recipe import Recipe, Term, views_of
 
@@ -108,7 +108,7 @@ class AlignmentLoss(nn.Module):
 
     @cached_property
     def digests(self) -> dict[str, dict[str, str]]:
-        """For each objective, the digests of what it reads and no checkpoint contains."""
+        """For each objective, the digests of what it reads and no checkpoint contains, and of its code."""
         return {name: _digests(objective) for name, objective in self.objectives.items()}
 
     def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
@@ -263,7 +263,8 @@ def _digests(objective: Objective) -> dict[str, str]:
             f"digests() of the objective {type(objective).name!r} must return a dictionary of text, such as "
             f"{{'table': files_sha256([path])}}, but returns {reprlib.repr(digests)}."
         )
-    return digests
+    code = code_digest(type(objective))
+    return digests if code is None else {**digests, "code": code}
 
 
 def _check_matryoshka(term: Term, objective: Objective, size: int | None) -> None:

@@ -123,7 +123,7 @@ class RunFacts:
 
     @cached_property
     def _original_facts(self) -> dict[str, str]:
-        """Digests of what a checkpoint does not contain: what each objective reads, and the start of weight decay."""
+        """Digests of what a checkpoint does not contain: what an objective reads, its code, and the start of weight decay."""
         digests = {} if self._decay is None else {"start": self._decay.digest}
         for name, read in self._read.items():
             digests |= {f"{name}.{what}": digest for what, digest in read.items()}

@@ -324,6 +324,7 @@ class TrainingRun:
             "command": without_tokens(shlex.join(self.command)),
             "settings": self.config.settings(),
             "recipe": self.recipe.to_dict(),
+            "objective_code": {name: read["code"] for name, read in self.loss.digests.items() if "code" in read},
             "model": self.config.model,
             "base": self.base,
             "frozen_word_embeddings": self.config.freeze_word_embeddings,
