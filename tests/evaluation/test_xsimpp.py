@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.xsimpp import (
     XsimPlusPlusEvaluator,
     distractor_pool,
@@ -58,6 +59,17 @@ def test_a_kind_without_distractors_has_the_error_without_any(sets):
     for name in missing:  # of Swahili, the error without distractors counts
         sides = errors.kinds[name].mean(), found["sw"][1].without.mean()
         assert result.groups[name].score == pytest.approx(100 * np.mean(sides))
+
+
+def test_sentences_that_languages_do_not_share_are_different_items():
+    """As in Tatoeba: 60 sentences in each of three languages are 180 items, although the sizes are equal."""
+    sets = {
+        language: ParallelSet(language, *(tuple(f"{mark}{language} {at}" for at in range(60)) for mark in ("x", "")))
+        for language in ("de", "sw", "zh")
+    }
+    result = evaluate_xsimpp(Near(None), sets, resamples=10)
+    pooled = compare(result, result)["pooled"]
+    assert (pooled["n"], pooled["clusters"], verdict_shown(pooled)) == (180, 180, "tie")
 
 
 def test_the_nearest_candidate_is_not_right_if_it_is_a_distractor():

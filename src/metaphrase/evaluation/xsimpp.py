@@ -22,8 +22,8 @@ from metaphrase.evaluation.distractors import KINDS, distractors
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import FEWER_RESAMPLES
-from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
-from metaphrase.evaluation.retrieval import largest_margin, shared_ids
+from metaphrase.evaluation.result import Measurement, Result, conditions, item_id, with_intervals
+from metaphrase.evaluation.retrieval import largest_margin
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import unit_rows
 
@@ -125,25 +125,24 @@ def evaluate_xsimpp(
         A result whose scores are errors in percent; lower is better. Its groups are means over the languages:
         ``"without distractors"``, and with the distractors of each kind alone, if a language has any. In JSON, each language
         has ``without`` and ``kinds``, the number of ``distractors`` and the ``error`` of each kind. ``items`` are 1 for each
-        error.
+        error, ``item_ids`` identify the targets.
     """
     start = time.perf_counter()
     languages = {}
     by_language = find_errors(model, sets, **encoding)
-    ids = shared_ids(sets)
     kinds = [kind for kind in KINDS if any(kind in errors.kinds for _, errors in by_language.values())]
     variants: dict[str, dict[str, Measurement]] = {name: {} for name in ("without distractors", *kinds)}
     for language, (pool, errors) in by_language.items():
         digest = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
-        shared = {} if ids is None else {"item_ids": ids[language]}
+        ids = [*map(item_id, sets[language].targets)]
         for kind, scores in variants.items():  # of which a language may have no distractors
             scores[language] = Measurement.of_items(
-                errors.kinds.get(kind, errors.without).astype(int), digest, **shared
+                errors.kinds.get(kind, errors.without).astype(int), digest, item_ids=ids
             )
         languages[language] = Measurement.of_items(
             errors.together.astype(int),
             digest,
-            **shared,
+            item_ids=ids,
             without=variants["without distractors"][language].score,
             kinds={
                 kind: {"distractors": pool.kinds.count(kind), "error": variants[kind][language].score}
