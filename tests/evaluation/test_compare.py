@@ -105,14 +105,19 @@ def test_the_baseline_may_have_more_languages(sides):
 
 def test_what_cannot_be_compared_is_refused(sides):
     before, after = (items_result(one) for one in sides)
-    with pytest.raises(DataMismatchError, match="different measures"):
+    with pytest.raises(DataMismatchError, match="differ in statistic: 'hits' before, 'items' after"):
         compare(items_result(sides[0], statistic="hits"), after)
-    with pytest.raises(DataError, match="keeps no items"):
-        compare(before, dataclasses.replace(after, statistic=None))
+    changes = {"suite": "other", "measure": "F1", "lower_is_better": True}
+    for name, value in changes.items():
+        with pytest.raises(DataMismatchError, match=f"The two results differ in {name}"):
+            compare(dataclasses.replace(before, **{name: value}), after)
+    for change in ({"statistic": None}, {"languages": {}}):
+        with pytest.raises(DataError, match="keeps no items"):
+            compare(before, dataclasses.replace(after, **change))
     other = dataclasses.replace(after.languages["sw"], sha256="other")
     with pytest.raises(DataMismatchError, match=r"'sw' are over different items \(45 before, 45 after\)"):
         compare(dataclasses.replace(before, languages={**before.languages, "sw": other}), after)
-    chunks = [Measurement(2, 50.0, details={"items": [[1, 2, 2]] * n}) for n in (2, 3)]
+    chunks = [Measurement(None, 50.0, details={"items": [[1, 2, 2]] * n}) for n in (2, 3)]
     results = [Result("pos", "m", "f1", {"sw": one}, one, statistic="chunk_f1") for one in chunks]
     with pytest.raises(DataMismatchError, match="'sw' must have the same items, but one has 2 and the other 3"):
         compare(*results, resamples=9)

@@ -226,17 +226,16 @@ def _with_runs(resampled: Resampled, changed: Mapping[str, NDArray[np.float64]],
 def check_comparable(before: Result, after: Result) -> None:
     """Check that two results measure the same items in the same way."""
     measure = after.statistic_measure()
-    if before.statistic != after.statistic:
-        raise DataMismatchError(
-            f"The two results have different measures: {before.measure} before, {after.measure} after. "
-            "Evaluate both models with the same suite."
-        )
-    for name in measure.settings:
-        one, other = before.settings.get(name), after.settings.get(name)
-        if one != other:
+    old, new = (
+        {name: getattr(one, name) for name in ("suite", "measure", "statistic", "lower_is_better")}
+        | {name: one.settings.get(name) for name in measure.settings}
+        for one in (before, after)
+    )
+    for name, value in new.items():
+        if old[name] != value:
             raise DataMismatchError(
-                f"The two results differ in {name}: {one!r} before, {other!r} after. "
-                "Evaluate both models with the same settings."
+                f"The two results differ in {name}: {old[name]!r} before, {value!r} after. "
+                "Evaluate both models with the same suite and settings, and compare results of the same name."
             )
     if missing := sorted(after.languages.keys() - before.languages.keys()):
         raise DataMismatchError(
