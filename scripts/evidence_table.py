@@ -94,7 +94,7 @@ def block_values(
     def mean_score(items_of_languages: Iterable[Any]) -> float:
         return fmean(map(measure.score, items_of_languages))
 
-    sizes = {language: _size(items[language]) for language in items}
+    sizes = {language: measure.size(items[language]) for language in items}
     blocks = min(BLOCKS, *sizes.values())
     numbers = {language: np.arange(size) for language, size in sizes.items()} if ids is None else ids
     block_of_items = {language: np.asarray(numbers[language]) % blocks for language in items}
@@ -109,24 +109,13 @@ def block_values(
     return value_b - value_b.mean() + score
 
 
-def _size(items: Any) -> int:
-    """Number of items of a language, as `Measure.items` returns them."""
-    if isinstance(items, np.ndarray):
-        return len(items)
-    first, _ = items
-    return first if isinstance(first, int) else len(first)
-
-
 def _without(items: Any, block: int, block_n: NDArray[np.int64]) -> Any:
     """The items of a language outside a block; ``block_n`` has the block of each."""
-    if not isinstance(items, np.ndarray) and isinstance(items[1], Mapping):  # counts by sentence, of mined pairs
-        count, outcomes = items
-        blocks = block_n.max() + 1
-        return count, {name: counts for name, counts in outcomes.items() if crc32(name.encode()) % blocks != block}
-    outside_n = block_n != block
     if isinstance(items, np.ndarray):
-        return items[outside_n]
-    return tuple(np.asarray(column)[outside_n] for column in items)
+        return items[block_n != block]
+    count, outcomes = items  # counts by sentence, of mined pairs
+    blocks = block_n.max() + 1
+    return count, {name: counts for name, counts in outcomes.items() if crc32(name.encode()) % blocks != block}
 
 
 @dataclass(frozen=True)
@@ -215,12 +204,13 @@ def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str
             ids = None  # rows with the same number are translations of each other
         for title, languages in _groups_of(result, name, items, trained).items():
             items_of_group = {language: items[language] for language in languages}
-            value_b = block_values(result.statistic_measure(), items_of_group, ids)
+            measure = result.statistic_measure()
+            value_b = block_values(measure, items_of_group, ids)
             stored[title] = {
                 "score": round(float(value_b.mean()), 4),
                 "lower_is_better": result.lower_is_better,
                 "languages": len(languages),
-                "items": sum(map(_size, items_of_group.values())),
+                "items": sum(map(measure.size, items_of_group.values())),
                 "blocks": " ".join(f"{value:.2f}" for value in value_b),
             }
     return stored

@@ -154,6 +154,23 @@ def test_baseline_from_a_file(data, loaded, tmp_path):
     assert result["baseline"] == json.loads(before.read_text())
 
 
+@pytest.mark.parametrize("damage", [None, {"statistic": 3}, {"languages": {"te": {"n": 40, "score": 1.0}}}])
+def test_damaged_scores_of_a_baseline_are_skipped_before_anything_is_measured(data, loaded, tmp_path, capsys, damage):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    assert main(["evaluate", "weak", "--data", str(data), "--output", str(before)]) == 0
+    content = json.loads(before.read_text())
+    content["scores"]["data"] = damage and content["scores"]["data"] | damage
+    before.write_text(json.dumps(content))
+    arguments = ["evaluate", "strong", "--data", str(data), "--output", str(after), "--baseline", str(before)]
+    capsys.readouterr()
+    assert main(arguments) == 0
+    notes = capsys.readouterr().err
+    assert notes.count("Not compared: data. ") == 1
+    assert notes.index("Not compared: data. ") < notes.index("Estimate for strong")
+    result = json.loads(after.read_text())
+    assert list(result["comparisons"]) == list(result["baseline"]["scores"]) == ["data xsim"]
+
+
 @pytest.mark.parametrize(("before", "after"), [(["--bf16"], []), ([], ["--bf16"]), ([], [])])
 def test_a_baseline_in_another_precision_is_noted(data, loaded, tmp_path, capsys, monkeypatch, before, after):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})

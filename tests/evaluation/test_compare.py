@@ -126,6 +126,61 @@ def test_what_cannot_be_compared_is_refused(sides):
         compare(one, another)
 
 
+DIRECTION = {"hits": "1101"}
+ITEMS = {
+    "hits": {"source_to_target": DIRECTION, "target_to_source": DIRECTION},
+    "items": {"items": [1, 0, 1, 1]},
+    "pairs_f1": {"sources": 4, "outcomes": {"a": "1 1 1", "b": "0 1 1"}},
+    "spearman": {"scores": [1, 2, 3, 4], "cosines": [0.1, 0.3, 0.2, 0.9]},
+    "chunk_f1": {"items": [[1, 2, 2]] * 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("statistic", "damage"),
+    [
+        ("hits", {"source_to_target": {"hits": "110"}}),
+        ("hits", {"source_to_target": None}),
+        ("items", {"items": [1, 0, 1]}),
+        ("items", {"items": [1, 0, 1, float("nan")]}),
+        ("items", {"items": [[1, 0], [1, 1], [0, 0], [1, 1]]}),
+        ("items", {"items": None}),
+        ("items", {"run_scores": None, "items": ["x", 0, 1, 1]}),
+        ("items", {"run_scores": "75"}),
+        ("items", {"run_scores": [float("nan")]}),
+        ("pairs_f1", {"sources": 5}),
+        ("pairs_f1", {"sources": None}),
+        ("pairs_f1", {"outcomes": {"a": "1 1"}}),
+        ("pairs_f1", {"outcomes": ["a"]}),
+        ("spearman", {"cosines": [0.1, 0.3, 0.2]}),
+        ("spearman", {"cosines": [0.1, 0.3, 0.2], "scores": [1, 2, 3]}),
+        ("spearman", {"cosines": [0.1, 0.3, 0.2, float("nan")]}),
+        ("spearman", {"cosines": [0.1, 0.3, 0.2, "x"]}),
+        ("chunk_f1", {"items": [[1, 2, 2]] * 3}),
+        ("chunk_f1", {"items": [[1, 2]] * 4}),
+    ],
+)
+def test_damaged_items_are_refused(statistic, damage):
+    def result(details):
+        language = Measurement(4, 75.0, sha256="x", details={"run_scores": [75.0], **details})
+        return Result("s", "m", "accuracy", {"sw": language}, Measurement(1, 75.0), statistic=statistic)
+
+    intact, damaged = (result(ITEMS[statistic] | change) for change in ({}, damage))
+    assert compare(intact, intact, resamples=9)["pooled"]["verdict"] == "tie"
+    for sides in ((damaged, intact), (intact, damaged)):
+        with pytest.raises(DataError, match=r"'sw'.* damaged"):
+            compare(*sides, resamples=9)
+
+
+def test_results_without_items_are_refused():
+    for n in (0, None):
+        empty = Result(
+            "s", "m", "f", {"sw": Measurement(n, 0.0, details={"items": []})}, Measurement(1, 0.0), statistic="items"
+        )
+        with pytest.raises(DataError, match="no items for 'sw', or damaged ones"):
+            compare(empty, empty)
+
+
 @pytest.mark.parametrize("statistic", sorted(MEASURES))
 def test_a_measure_scores_equal_sides_as_a_tie(statistic):
     """The contract of `Measure`: equal items have no difference, whatever is drawn."""
@@ -234,6 +289,25 @@ def test_few_sentences_in_many_languages_are_few():
     for statistic, verdict in (("shared_items", "too few to tell"), ("items", "tie")):
         pooled = compare(*[items_result(before, statistic=statistic)] * 2)["pooled"]
         assert (pooled["n"], verdict_shown(pooled)) == (200, verdict)
+
+
+def test_few_pairs_of_sentences_in_many_languages_are_few():
+    """The 50 pairs of sentences of STS in three languages are too few to tell; other pairs are other items."""
+    rng = np.random.default_rng(0)
+
+    def result(sizes):
+        languages = {
+            f"l{at}": Measurement(
+                n, 0.0, details={"scores": rng.random(n).tolist(), "cosines": rng.random(n).tolist()}
+            )
+            for at, n in enumerate(sizes)
+        }
+        return Result("sts", "m", "Spearman", languages, Measurement(3, 0.0), statistic="spearman")
+
+    for sizes, clusters, verdict in (((50, 50, 50), 50, "too few to tell"), ((50, 60, 50), 110, "tie")):
+        one = result(sizes)
+        pooled = compare(one, one)["pooled"]
+        assert (pooled["n"], pooled["clusters"], verdict_shown(pooled)) == (sum(sizes), clusters, verdict)
 
 
 def test_languages_that_share_some_sentences_are_compared_together():

@@ -52,3 +52,32 @@ def test_a_missing_key_is_named(result):
     del content["measure"]
     with pytest.raises(DataError, match="the key 'measure' is missing"):
         Result.from_dict(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"average": {"score": "x"}}, "'score' of a result must be a number, but is 'x'"),
+        ({"languages": {"sw": {"n": 4, "score": None}}}, "'score' of a result must be a number, but is None"),
+        ({"languages": None}, "is not a result of"),
+        ({"languages": {"sw": None}}, "is not a result of"),
+        ({"settings": None}, "'settings' of a result must be keys and values, but is None"),
+        ({"statistic": ["items"]}, "'statistic' of a result must be text"),
+    ],
+)
+def test_values_of_the_wrong_type_are_named(result, change, message):
+    with pytest.raises(DataError, match=message):
+        Result.from_dict(result.to_dict() | change)
+
+
+def test_a_result_is_a_dictionary():
+    with pytest.raises(DataError, match="This is not a result of `metaphrase evaluate`"):
+        Result.from_dict(None)
+
+
+def test_damaged_ids_are_refused(result):
+    for ids in (None, [1, 2, 3], ["a", "b", "c", "d"]):
+        content = result.to_dict()
+        content["languages"]["sw"]["item_ids"] = ids
+        with pytest.raises(DataError, match="The ids of the items of 'sw' are damaged"):
+            Result.from_dict(content).item_ids()

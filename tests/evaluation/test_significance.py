@@ -227,7 +227,7 @@ def test_sources_without_pairs_are_drawn_too():
 @pytest.mark.parametrize(
     ("statistic", "items", "shared"),
     [
-        ("spearman", ([1.0, 2.0, 3.0, 4.0, 5.0], [0.1, 0.3, 0.2, 0.9, 0.4]), True),
+        ("spearman", np.array([[1.0, 2.0, 3.0, 4.0, 5.0], [0.1, 0.3, 0.2, 0.9, 0.4]]).T, True),
         ("shared_items", np.array([0.0, 1.0, 0.5, 1.0, 0.0]), True),
         ("pairs_f1", (30, {"a": (1, 1, 1), "b": (0, 1, 1), "c": (0, 0, 1), "d": (1, 1, 2)}), False),
     ],

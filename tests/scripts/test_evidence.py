@@ -404,7 +404,7 @@ def test_one_seed_has_the_interval_of_its_items(table):
 
 ITEMS = {
     "items": np.arange(7) % 3 / 2,
-    "spearman": ([1.0, 2.0, 3.0, 4.0, 2.0], [0.2, 0.1, 0.5, 0.9, 0.3]),
+    "spearman": np.array([[1.0, 2.0, 3.0, 4.0, 2.0], [0.2, 0.1, 0.5, 0.9, 0.3]]).T,
     "chunk_f1": np.array([[1, 2, 3], [0, 1, 1], [2, 2, 2]]),
     "error_rate": np.array([[3, 2, 2, 2], [2, 4, 1, 2], [5, 5, 5, 5]]),
     "pairs_f1": (200, {f"zh-{at}": (at % 2, 1, 1) for at in range(30)}),

@@ -25,8 +25,8 @@ from metaphrase.evaluation.significance import (
     two_sided_p_value,
     verdict,
 )
-from metaphrase.exceptions import DataMismatchError
-from metaphrase.io.arguments import Resamples, Seed, checked
+from metaphrase.exceptions import DataError, DataMismatchError
+from metaphrase.io.arguments import Resamples, Seed, checked, is_of_type
 
 #: A tie on fewer items is not meaningful, because its interval is wide.
 FEW_ITEMS = 100
@@ -93,7 +93,7 @@ def compare(
     Raises:
         DataMismatchError: The results are over different items, were measured in different ways, or are means of different
             numbers of fine-tuning runs.
-        DataError: A result keeps no items.
+        DataError: A result keeps no items, or is damaged.
 
     >>> from metaphrase.evaluation.result import Measurement
     >>> def result(name, items):
@@ -110,12 +110,12 @@ def compare(
     enough = math.ceil(2 * len(after.languages) / ALPHA)
     resamples = max(min(resamples, measure.max_resamples), enough)
     items = [{language: one.items(language) for language in after.languages} for one in (before, after)]
+    sizes = {language: measure.size(one) for language, one in items[1].items()}
     resampled = measure.resample(*items, resamples=resamples, seed=seed)
     scores = [{language: measure.score(one) for language, one in side.items()} for side in items]
-    changes, ids = measure.changes(*items), after.item_ids()
+    changes, ids = measure.changes(*items), after.item_ids() or measure.row_ids(sizes)
     contribution_k = None
     if changes is not None:
-        ids = ids or measure.row_ids({language: len(one_n) for language, one_n in changes.items()})
         contribution_k = cluster_sums(changes, ids)
         if ids is not None:
             pooled_r = resampled_means({"": cluster_scores(changes, ids)}, resamples=resamples, seed=seed)
@@ -129,9 +129,9 @@ def compare(
             scores[1][language],
             resampled.languages[language],
             None if changes is None else changes[language],
-            one.n or 0,
+            size,
         )
-        for language, one in after.languages.items()
+        for language, size in sizes.items()
     }
     sign = -1 if after.lower_is_better else 1
     for language, p_adjusted in holm({language: row["p_value"] for language, row in rows.items()}).items():
@@ -141,8 +141,8 @@ def compare(
     old, new = (float(np.mean(list(side.values()))) for side in scores)
     pooled = _row(old, new, resampled.pooled, contribution_k, sum(row["n"] for row in rows.values()))
     pooled["languages"] = len(rows)
-    if ids is not None and contribution_k is not None:
-        pooled["clusters"] = len(contribution_k)
+    if ids is not None:
+        pooled["clusters"] = len(set().union(*ids.values()))
     pooled["verdict"] = verdict(sign * pooled["difference"], pooled["p_value"])
     for language, change_s in changed.items():
         rows[language]["runs"] = pooled["runs"] = len(change_s)
@@ -199,6 +199,10 @@ def _changes_of_runs(before: Result, after: Result) -> dict[str, NDArray[np.floa
         old, new = (side.details.get("run_scores") for side in (before.languages[language], one))
         if old is None or new is None:
             return {}
+        if not all(is_of_type(scores, list[float]) for scores in (old, new)):
+            raise DataError(
+                f"The scores of the fine-tuning runs of {language!r} are damaged. Evaluate both models again."
+            )
         if len(old) != len(new):
             raise DataMismatchError(
                 f"The two results are means of different numbers of fine-tuning runs: {len(old)} before, {len(new)} after. "

@@ -53,7 +53,15 @@ class Measure(ABC):
 
     @abstractmethod
     def items(self, details: Mapping[str, Any]) -> Any:
-        """Read the items to resample from the JSON details of one language."""
+        """Read the items to resample from the JSON details of one language.
+
+        Raises:
+            KeyError, TypeError, ValueError: They are missing or malformed, or NaN or infinite.
+        """
+
+    def size(self, items: Any) -> int:
+        """Number of items of one language."""
+        return len(items)
 
     @abstractmethod
     def score(self, items: Any) -> float:
@@ -79,7 +87,7 @@ class MeanOfItems(Measure):
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
         """Score of each item, at most 1, shape ``(n,)``."""
-        return np.asarray(details["items"], dtype=np.float64)
+        return finite(details["items"]).ravel()
 
     def score(self, items: NDArray[np.float64]) -> float:
         """Mean, in percent; of ``1 − item`` for errors."""
@@ -141,10 +149,11 @@ class ScoreOfSamples(Measure):
         for language in sorted(results[-1]):
             rng = np.random.default_rng(seed) if self.shared else rng
             sides = [one[language] for one in results]
-            if len({len(items) for items in sides}) > 1:
+            sizes = [self.size(items) for items in sides]
+            if len(set(sizes)) > 1:
                 raise DataMismatchError(
-                    f"The results for {language!r} must have the same items, but one has {len(sides[0])} and the other "
-                    f"{len(sides[-1])}. Evaluate both models again."
+                    f"The results for {language!r} must have the same items, but one has {sizes[0]} and the other "
+                    f"{sizes[-1]}. Evaluate both models again."
                 )
             samples[language] = self.scores(sides, resamples, rng)
         return samples
@@ -167,7 +176,7 @@ class SharedItems(ScoreOfSamples, MeanOfItems):
 
     def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
         """Ids that languages of equal size share."""
-        return {language: [size * size + row for row in range(size)] for language, size in sizes.items()}
+        return ids_of_rows(sizes)
 
     def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Average the items of all results in the same samples."""
@@ -189,7 +198,13 @@ class PairsF1(ScoreOfSamples):
     def items(self, details: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, ...]]]:
         """Number of source sentences, and the counts of those with pairs."""
         outcomes = {source: tuple(map(int, counts.split())) for source, counts in details["outcomes"].items()}
-        return details["sources"], outcomes
+        if any(len(counts) != 3 for counts in outcomes.values()):
+            raise ValueError("A source sentence must have three counts.")
+        return int(details["sources"]), outcomes
+
+    def size(self, items: tuple[int, dict[str, tuple[int, ...]]]) -> int:
+        """Number of source sentences."""
+        return items[0]
 
     def score(self, items: tuple[int, dict[str, tuple[int, ...]]]) -> float:
         """F1 in percent."""
@@ -214,18 +229,22 @@ class Spearman(ScoreOfSamples):
 
     max_resamples = FEWER_RESAMPLES
 
-    def items(self, details: Mapping[str, Any]) -> tuple[Sequence[float], Sequence[float]]:
-        """Gold scores and cosines."""
-        return details["scores"], details["cosines"]
+    def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
+        """Gold score and cosine of each pair, shape ``(n, 2)``."""
+        return finite([details["scores"], details["cosines"]]).reshape(2, -1).T
 
-    def score(self, items: tuple[Sequence[float], Sequence[float]]) -> float:
+    def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
+        """Ids that languages of equal size share."""
+        return ids_of_rows(sizes)
+
+    def score(self, items: NDArray[np.float64]) -> float:
         """Correlation ×100."""
-        return spearman(*items)
+        return spearman(*items.T)
 
     def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Rank the items of all results in the same samples."""
-        counts_rn = draw_counts(len(results[0][0]), resamples, rng)
-        return [resampled_spearman(gold_n, cosine_n, counts_rn) for gold_n, cosine_n in results]
+        counts_rn = draw_counts(len(results[0]), resamples, rng)
+        return [resampled_spearman(items_n2[:, 0], items_n2[:, 1], counts_rn) for items_n2 in results]
 
 
 class ScoreOfCounts(ScoreOfSamples):
@@ -297,6 +316,16 @@ MEASURES: dict[str, Measure] = {
     "error_rate": ErrorRate(),
     "chunk_f1": ChunkF1(),
 }
+
+
+def finite(values: ArrayLike) -> NDArray[np.float64]:
+    """Numbers as an array; a ValueError or TypeError if one is NaN, infinite or no number."""
+    return np.asarray_chkfinite(values, dtype=np.float64)
+
+
+def ids_of_rows(sizes: Mapping[str, int]) -> dict[str, list[int]]:
+    """Ids of the rows of each language, which languages of equal size share."""
+    return {language: [size * size + row for row in range(size)] for language, size in sizes.items()}
 
 
 def draw_counts(n: int, resamples: int, rng: np.random.Generator) -> NDArray[np.int64]:

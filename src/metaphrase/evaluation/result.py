@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from metaphrase.evaluation.measures import MEASURES, Measure, ScoreOfSamples
 from metaphrase.evaluation.significance import CONFIDENCE, cluster_interval, percentile_interval
 from metaphrase.exceptions import DataError
+from metaphrase.io.arguments import check_value, hints_of
 from metaphrase.io.environment import versions
 
 
@@ -83,7 +84,8 @@ def item_ids(languages: Mapping[str, Measurement]) -> dict[str, list[int]] | Non
     if not ids or len(ids) < len(languages):
         return None
     for language, one in languages.items():
-        if len(ids[language]) != one.n or not all(isinstance(number, int) for number in ids[language]):
+        numbers = ids[language] if isinstance(ids[language], list) else []
+        if len(numbers) != one.n or not all(isinstance(number, int) for number in numbers):
             raise DataError(f"The ids of the items of {language!r} are damaged. Measure the model again.")
     return ids
 
@@ -189,7 +191,7 @@ class Result:
         Raises:
             DataError: The result keeps no items.
         """
-        if self.statistic is None:
+        if self.statistic is None or not self.languages:
             raise DataError(f"The {self.suite} result of {self.model} keeps no items, so it cannot be compared.")
         if self.statistic not in MEASURES:
             raise DataError(
@@ -203,11 +205,18 @@ class Result:
         return item_ids(self.languages)
 
     def items(self, language: str) -> Any:
-        """The items to resample for a language: their scores, or the counts that its score is computed from."""
-        measure = self.statistic_measure()
+        """The items to resample for a language: their scores, or the counts that its score is computed from.
+
+        Raises:
+            DataError: The items are missing, damaged, or not as many as ``n``.
+        """
+        measure, one = self.statistic_measure(), self.languages[language]
         try:
-            return measure.items(self.languages[language].details)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            items = measure.items(one.details)
+            if (size := measure.size(items)) == 0 or one.n not in (None, size):
+                raise ValueError(size)
+            return items
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataError(
                 f"The {self.suite} result of {self.model} has no items for {language!r}, or damaged ones. Measure the model "
                 "again to compare it."
@@ -225,18 +234,22 @@ class Result:
         """Read what `to_dict` returned.
 
         Raises:
-            DataError: A key is missing.
+            DataError: A key is missing, or has a value of the wrong type.
         """
-        known = {one.name: content[one.name] for one in fields(cls) if one.name in content}
         try:
+            known = {one.name: content[one.name] for one in fields(cls) if one.name in content}
             known |= {key: content[key] for key in _REQUIRED}
             for key in ("languages", "groups"):
                 known[key] = {name: Measurement.from_dict(one) for name, one in known.get(key, {}).items()}
-            return cls(**known | {"average": Measurement.from_dict(known["average"])})
+            result = cls(**known | {"average": Measurement.from_dict(known["average"])})
         except KeyError as error:
             raise DataError(f"This is not a result of `metaphrase evaluate`: the key {error} is missing.") from error
         except (TypeError, AttributeError) as error:
             raise DataError(f"This is not a result of `metaphrase evaluate`: {error}.") from error
+        for part in (result, result.average, *result.languages.values(), *result.groups.values()):
+            for name, hint in hints_of(type(part)).items():
+                check_value(getattr(part, name), hint, f"{name!r} of a result", DataError)
+        return result
 
 
 _REQUIRED = ("suite", "model", "measure", "languages", "average", "statistic", "lower_is_better")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.suites.benchmarks import Benchmark, Note
 from metaphrase.exceptions import DataError
 from metaphrase.io.digests import files_sha256
@@ -45,8 +46,8 @@ def _source(measured: Mapping[int, dict[str, Any]], chosen: Set[int]) -> dict[st
     return first | {"settings": settings}
 
 
-def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-    """Read the JSON file of an earlier evaluation as a baseline."""
+def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark], note: Note) -> dict[str, Any]:
+    """Read the JSON file of an earlier evaluation as a baseline. Damaged scores are skipped with a note."""
     with damage_in(path):
         results = read_json(path)
     if isinstance(results, dict) and "models" in results:
@@ -73,7 +74,23 @@ def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict
         raise DataError(
             f"No result of {path} can be compared: {reasons}. Evaluate the baseline with the same --suite and --data."
         )
+    for name, damage in _damaged(results["scores"]).items():
+        note(f"Not compared: {name}. {damage}")
+        del results["scores"][name]
     return results
+
+
+def _damaged(scores: Mapping[str, Any]) -> dict[str, str]:
+    """Descriptions of the damage of scores, by name."""
+    found = {}
+    for name, score in scores.items():
+        try:
+            result = Result.from_dict(score)
+            for language in result.languages if result.statistic is not None else ():
+                result.items(language)
+        except DataError as error:
+            found[name] = str(error)
+    return found
 
 
 def differences(parts: Mapping[str, Any], benchmarks: Sequence[Benchmark]) -> dict[str, str]:

@@ -304,7 +304,7 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
     before: dict[str, Any] | None = None
     unlike: dict[str, str] = {}
     if options.baseline is not None and options.baseline.endswith(".json"):
-        before = read_results(options.baseline, options.suite, benchmarks)
+        before = read_results(options.baseline, options.suite, benchmarks, note)
         unlike = differences(before["parts"], benchmarks)
         for name, reason in unlike.items():
             note(f"Not compared: {name}, {reason}.")
