@@ -373,15 +373,16 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
     fault("A3", "SIGTERM to `adapt`, then the same command again", tried=1, survived=same)
 
 
-def test_commands_to_continue_with_can_be_pasted(monkeypatch, capsys):
-    result = SimpleNamespace(run=None, verdict=[], seconds=60, to_dict=dict)
+def test_the_verdict_has_a_line_for_each_sentence_and_commands_can_be_pasted(monkeypatch, capsys):
+    result = SimpleNamespace(run=None, verdict=["Better. " * 20, "Kept."], seconds=60, to_dict=dict)
     done = SimpleNamespace(
         output=Path("my runs"), read=CorpusReport(), run=None, check=lambda: [], execute=lambda: result
     )
     monkeypatch.setattr(command_module, "Adaptation", lambda *args, **options: done)
     monkeypatch.setattr(command_module, "comparison_tables", lambda run: [])
     assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--output_dir", "my runs"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"\n{'Better. ' * 20}\nKept.\n\nFinished in ")
     assert "metaphrase report 'my runs'." in printed
     assert "metaphrase push 'my runs' --repo me/my-encoder" in printed
 

@@ -16,6 +16,7 @@ from typing import Literal
 import httpx2
 import pytest
 import yaml
+from rich.text import Text
 
 from metaphrase import __version__, cli
 from metaphrase.cli import COMMANDS, main, parse
@@ -386,12 +387,13 @@ def test_a_log_shows_progress_at_intervals(capsys, monkeypatch, seconds, lines):
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_notes_are_not_broken_within_names_of_files(command, capsys, monkeypatch):
+@pytest.mark.parametrize("kind", [str, Text])
+def test_text_is_not_broken_into_lines(command, capsys, monkeypatch, kind):
     monkeypatch.setenv("COLUMNS", "40")
     line = f"Wrote {'/a long name' * 9}.json"
-    command(lambda argv: notes().print(line) or 0)
+    command(lambda argv: notes().print(kind(line)) or emit({}, kind(line)) or 0)
     assert main(["try"]) == 0
-    assert capsys.readouterr().err == f"{line}\n"
+    assert capsys.readouterr() == (f"{line}\n", f"{line}\n")
 
 
 def test_the_printed_config_is_the_config(tmp_path, capsys):

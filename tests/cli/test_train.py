@@ -15,11 +15,14 @@ from transformers import AutoModel, AutoTokenizer
 
 import metaphrase.training.arguments as arguments_module
 from metaphrase.cli import main
-from metaphrase.cli.runs import parse_run
+from metaphrase.cli.output import emit
+from metaphrase.cli.runs import parse_run, summary
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.exceptions import UsageError
+from metaphrase.publishing.examples import usage_lines
 from metaphrase.training.configuration import RunConfig
+from metaphrase.training.results import RunResult
 from metaphrase.training.run import TrainingRun
 from tests.hub_server import reach, serve_hub
 from tests.processes import run_python
@@ -219,6 +222,12 @@ def test_from_a_file_to_a_release(run, bitext, capsys):
     assert "step 4, epoch 1.333: train loss" in printed
     assert "{'" not in printed
     assert "de-en.train.tsv.gz" in card
+
+
+def test_the_printed_python_can_be_pasted(capsys):
+    usage = usage_lines(f"/a folder{'/with a long name' * 9}", ["sw"])
+    emit({}, *summary(RunResult(Path("out"), "starter", {}, report=Path("out/report.html"), usage=usage)))
+    assert f"\nUse it:\n\n{usage}\n" in capsys.readouterr().out
 
 
 @pytest.mark.long

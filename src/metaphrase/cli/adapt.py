@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     emit(
         result.to_dict(),
         *comparison_tables(result.run),
-        *(Text(f"\n{sentence}", style="bold") for sentence in result.verdict),
+        Text("\n" + "\n".join(result.verdict), style="bold"),
         f"\nFinished in {result.seconds / 60:.0f} minutes. Release: {output}. Report: {output / 'report.html'}. "
         f"For a longer report: metaphrase report {quote(str(output))}. "
         f"To publish: {push_command(output, 'me/my-encoder')}",

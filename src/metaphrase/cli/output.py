@@ -82,10 +82,11 @@ def configure(*, as_json: bool, quiet: bool) -> None:
 def notes() -> Console:
     """Console for progress and notes, without markup: stderr, or nothing with ``--quiet``. Text is not broken into lines."""
     from rich.console import Console
+    from rich.text import Text
 
     class Notes(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            is_text = all(isinstance(one, str) for one in objects)
+            is_text = all(isinstance(one, str | Text) for one in objects)
             super().print(*objects, **({"soft_wrap": True} if is_text else {}) | options)
 
     return Notes(stderr=True, quiet=_output.quiet, markup=False, highlight=False)
@@ -94,9 +95,11 @@ def notes() -> Console:
 def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) -> None:
     """Print a command's result.
 
-    The result is printed on stdout with ``--json``; text and tables are then printed on stderr.
+    The result is printed on stdout with ``--json``; text and tables are then printed on stderr. Text is not broken into
+    lines.
     """
     from rich.console import Console
+    from rich.text import Text
 
     class Result(Console):
         def on_broken_pipe(self) -> None:  # rich would exit with 1
@@ -105,7 +108,7 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
     stdout = result_stream()
     console = notes() if _output.json else Result(file=stdout)
     for item in human:
-        if isinstance(item, str):
+        if isinstance(item, str | Text):
             console.print(item, soft_wrap=True, markup=False, highlight=False)
         else:
             console.print(item)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.syntax import Syntax
 
 from metaphrase.cli.options import Parser, parse
 from metaphrase.cli.output import emit, is_quiet, notes
@@ -129,8 +128,8 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     if result.verdict:
         yield f"\n{result.verdict}"
     if result.report is not None:
-        yield f"\nReport: {result.report} and {result.report.with_suffix('.json').name}\n\nUse it:\n"
-        yield Syntax(result.usage, "python", background_color="default")
+        yield f"\nReport: {result.report} and {result.report.with_suffix('.json').name}"
+        yield f"\nUse it:\n\n{result.usage}"
     yield f"\nReleased to {result.output}."
 
 
