@@ -285,7 +285,7 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
         error = capsys.readouterr().err
         assert "holds checkpoint-5 of a run that differs in:" in error
         assert "allow_changes" not in error
-        assert "Choose another --output_dir, or delete that folder" in error
+        assert "choose another --output_dir or delete that folder" in error
         refused += said in error
     fault("A5", "`adapt` resumed with other options or data", tried=len(changes), survived=refused)
     assert len(trained) == 1

@@ -2,10 +2,12 @@ import json
 
 import pytest
 
+from metaphrase.checkpoints.folders import publish
 from metaphrase.cli.options import parse
 from metaphrase.evaluation.retention import collapse_in_words, verdict_in_words
-from metaphrase.exceptions import RecipeError, UsageError
-from metaphrase.training.adaptation import Adaptation, AdaptationConfig, recipe_content
+from metaphrase.exceptions import CheckpointError, RecipeError, UsageError
+from metaphrase.io.work_folders import write_part
+from metaphrase.training.adaptation import PLAN, Adaptation, AdaptationConfig, plan_of_checkpoints, recipe_content
 from metaphrase.training.planning import Plan
 from metaphrase.training.recipe import Recipe, Term
 from metaphrase.training.results import RunResult
@@ -153,3 +155,18 @@ def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="runs in one process"):
         Adaptation(AdaptationConfig(corpus=["x.tsv"], languages=["sw"]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"seed": 2, "pairs": "b"}, r"seed \(1 → 2\)"),
+        ({"seed": 1, "pairs": "b"}, r'pairs \("a" → "b"\)'),
+    ],
+)
+def test_a_refusal_omits_digests_that_follow_from_an_option(tmp_path, asked, named):
+    (tmp_path / "_partial").mkdir()
+    publish(tmp_path / "_partial", tmp_path / "checkpoint-2", {"step": 2})
+    write_part(tmp_path / PLAN, {"asked": {"seed": 1, "pairs": "a"}, "plan": {}})
+    with pytest.raises(CheckpointError, match=rf"a run that differs in: {named}\. To resume it, use the original"):
+        plan_of_checkpoints(tmp_path, asked)

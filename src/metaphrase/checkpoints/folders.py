@@ -252,7 +252,7 @@ def _read(folder: Path) -> dict[str, Any]:
         except OSError as error:
             raise CheckpointError(f"{folder}: {name} is missing.") from error
         if size != facts["bytes"]:
-            raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {facts['bytes']}.")
+            raise CheckpointError(f"{folder}: {name} is damaged: it has {size} bytes instead of {facts['bytes']}.")
     return dict(manifest)
 
 
@@ -311,14 +311,21 @@ def check_space(output: Path, weights: int, whole: int) -> None:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Collection[str]:
-    """List the changed facts of a run, each with both values, shortened."""
+    """List the changed facts of a run, each with both values; of long values, the part around the first difference.
 
-    def shown(value: Any) -> str:
-        text = json.dumps(value, ensure_ascii=False)
-        return text if len(text) <= 40 else f"{text[:40]}…"
+    >>> differences({"seed": 1, "corpus": "x" * 40 + "1"}, {"seed": 2, "corpus": "x" * 40 + "2"})
+    ['corpus (…xxxxxxxxxxxxxxxxxxxx1" → …xxxxxxxxxxxxxxxxxxxx2")', 'seed (1 → 2)']
+    """
+
+    def shown(*values: Any) -> str:
+        texts = [json.dumps(value, ensure_ascii=False) for value in values]
+        first = next((at for at, (one, other) in enumerate(zip(*texts, strict=False)) if one != other), 0)
+        start = max(first - 20, 0) if max(map(len, texts)) > 40 else 0
+        parts = (f"{'…' if start else ''}{text[start : start + 40]}{'…' * (len(text) > start + 40)}" for text in texts)
+        return " → ".join(parts)
 
     return [
-        f"{name} ({shown(before.get(name))} → {shown(now.get(name))})"
+        f"{name} ({shown(before.get(name), now.get(name))})"
         for name in sorted(before.keys() | now.keys())
         if before.get(name) != now.get(name)
     ]

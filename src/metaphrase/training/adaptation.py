@@ -62,6 +62,8 @@ PLAN = "plan.json"
 #: Names of the test sets: held-out pairs, and the packaged Universal Declaration of Human Rights.
 HELD_OUT, RETENTION = "held-out", "udhr"
 
+#: Digests among the settings that a plan was made for; those of the pairs also follow from other settings.
+_DIGESTS = ("weights", "pairs", HELD_OUT)
 #: Options of the steps between training and release.
 _FINISHING = ("merge", "guard", "max_structure_loss", "debias")
 #: Training settings that the plan chooses, or that change the time or the memory of a planned step.
@@ -355,10 +357,10 @@ class Adaptation:
 
     def _train(self, splits: Splits, replayed: Replayed) -> AdaptationResult:
         """Train and measure in a folder that no other process writes to."""
-        parts = sorted(splits.items())
+        parts, files = sorted(splits.items()), encoder_files(self.config.model)
         asked = {
             "model": repository_of(self.config.model),
-            "weights": files_sha256(encoder_files(self.config.model)),  # a local folder may hold another model now
+            "weights": files_sha256(files) if files else None,  # a local folder may hold another model now
             "languages": sorted(splits),
             "recipe": recipe_content(self.config),
             "minutes": self.config.minutes,
@@ -527,7 +529,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
 
     The release of another run is not replaced: the new held-out pairs may be among those that it was trained on.
     """
-    hint = "Choose another --output_dir, or delete that folder to start over."
+    hint = "To start over, choose another --output_dir or delete that folder."
     left = read_part(output / PLAN)
     now = as_json(asked)
     if not (present := checkpoint_folders(output, staged=True)):
@@ -540,10 +542,11 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
         raise CheckpointError(
             f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or was damaged. {hint}"
         )
-    if changed := differences(left["asked"], now):
+    options, old_options = ({name: one[name] for name in one if name not in _DIGESTS} for one in (now, left["asked"]))
+    if changed := differences(old_options, options) or differences(left["asked"], now):
         raise CheckpointError(
-            f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. Use the original options to "
-            f"resume it. {hint}"
+            f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. To resume it, use the "
+            f"original options. {hint}"
         )
     return Plan(**left["plan"])
 

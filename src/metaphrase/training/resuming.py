@@ -21,6 +21,7 @@ from metaphrase.checkpoints.folders import (
     TRAINING_ARGS,
     checkpoint_folders,
     differences,
+    fault_of,
     last_good,
     newest,
     read_manifest,
@@ -215,8 +216,10 @@ def _find_checkpoint(requested: str | Path | bool, output: str) -> Path | None:
     """The requested checkpoint, or for True the latest valid one of the output folder if there is any; it is verified."""
     if requested is True:
         return newest(output)
-    verify(Path(str(requested)))
-    return Path(str(requested))
+    folder = Path(str(requested))
+    if (fault := fault_of(folder)) is not None:
+        raise CheckpointError(f"{fault} {last_good(output)}") from fault
+    return folder
 
 
 def verify_best(folder: Path, output: str | Path) -> None:
