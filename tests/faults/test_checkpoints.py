@@ -210,7 +210,9 @@ def test_resuming_takes_the_last_that_verifies_and_names_the_rest(make_trainer, 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused(make_trainer, trained):
     (trained / "checkpoint-4" / "model.safetensors").write_bytes(b"")
-    damaged = r"checkpoint-4: model.safetensors is damaged: it has 0 bytes instead of \d+\. The last valid .*checkpoint-2\."
+    damaged = (
+        r"checkpoint-4: model.safetensors is damaged: it has 0 bytes instead of \d+\. The last valid .*checkpoint-2\."
+    )
     with pytest.raises(CheckpointError, match=damaged):
         make_trainer().train(resume_from_checkpoint=str(trained / "checkpoint-4"))
     (trained / "checkpoint-2" / MANIFEST).unlink()

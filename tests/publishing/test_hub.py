@@ -384,7 +384,7 @@ class TestRefusals:
     def test_offline_says_how_to_push_later(self, online, released, monkeypatch, fault):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         with pytest.raises(
-            ConnectionError, match=r"HF_HUB_OFFLINE is set: unset it.*push it later with `metaphrase push"
+            ConnectionError, match=r"HF_HUB_OFFLINE is set. Unset it.*push it later with `metaphrase push"
         ):
             push(released, "acme/tiny")
         assert online.requests == []
@@ -1133,7 +1133,7 @@ class TestBeforeTraining:
     @pytest.mark.parametrize(
         ("name", "value", "message"),
         [
-            ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE is set: unset it."),
+            ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE is set. Unset it."),
             pytest.param(
                 *("ENDPOINT", "http://127.0.0.1:9", "Hub at http://127.0.0.1:9 could not be reached"),
                 marks=pytest.mark.slow,

