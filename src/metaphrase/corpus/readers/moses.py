@@ -39,8 +39,8 @@ def _check_line_counts(file: BitextFile) -> None:
         where = "" if place is None else f" Judging from line lengths, the shift starts near line {place:,}."
         raise CorpusError(
             f"The sides of a Moses pair must have the same number of lines, but {file.paths[0]} has {first} and "
-            f"{file.paths[1]} has {second}. A line is missing, and the pairs after it are wrong: download both files "
-            f"again.{where}"
+            f"{file.paths[1]} has {second}. Lines are missing, and the pairs after them are wrong: download or export "
+            f"both files again.{where}"
         )
 
 
