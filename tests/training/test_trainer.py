@@ -1,5 +1,6 @@
 import copy
 import hashlib
+import logging
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +35,7 @@ from metaphrase.exceptions import (
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_evaluation_batches
+from metaphrase.training.callbacks import LoggingCallback
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.fault_tolerance import repeat_within_memory
 from metaphrase.training.heads import AlignmentHeads
@@ -1431,3 +1434,12 @@ def test_a_loss_that_is_always_0_is_reported(make_trainer, caplog, rate):
     recipe = Recipe.from_dict({"name": "r", "terms": [{"objective": "tlm", "args": {"mask_rate": rate}}]})
     make_trainer(recipe, max_steps=2, save_strategy="no").train()
     assert ("The loss was 0 in all 2 steps, so nothing was learned" in caplog.text) == (rate == 0)
+
+
+def test_a_log_without_values_has_no_line(caplog):
+    """As at the end of a run that is resumed after its last step."""
+    state = SimpleNamespace(is_local_process_zero=True, global_step=8)
+    with caplog.at_level(logging.INFO, logger="metaphrase"):
+        for logs in ({"train_runtime": 0.1, "epoch": 0.2}, {"loss": 1.0}):
+            LoggingCallback().on_log(None, state, None, logs)
+    assert caplog.messages == ["step 8: loss 1"]

@@ -56,8 +56,8 @@ class LoggingCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Log the trainer's values."""
-        if state.is_local_process_zero:
-            logger.info("%s", log_line(logs or {}, state.global_step))
+        if state.is_local_process_zero and (line := log_line(logs or {}, state.global_step)):
+            logger.info("%s", line)
 
 
 class ReadableProgressCallback(ProgressCallback):
@@ -65,8 +65,9 @@ class ReadableProgressCallback(ProgressCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write the trainer's values."""
-        if state.is_world_process_zero and self.training_bar is not None:
-            self.training_bar.write(log_line(logs or {}, state.global_step))
+        line = log_line(logs or {}, state.global_step)
+        if state.is_world_process_zero and self.training_bar is not None and line:
+            self.training_bar.write(line)
 
 
 def log_readably(trainer: AlignmentTrainer) -> None:
@@ -79,10 +80,12 @@ def log_readably(trainer: AlignmentTrainer) -> None:
 def log_line(logs: Mapping[str, Any], step: int) -> str:
     """The trainer's values at a step as a line of text, accuracies and guards in percent; of many values, the first ones.
 
-    Guards follow the mean accuracy.
+    Guards follow the mean accuracy. Without values, the line is empty.
 
     >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "eval_runtime": 7.1, "total_flos": 0.0}, 10)
     'step 10, epoch 0.5: loss 1.235, learning rate 4e-05'
+    >>> log_line({"train_runtime": 0.1, "epoch": 0.2}, 8)
+    ''
     >>> log_line({"eval_guard_stsb": 0.95, "eval_dev_mean_accuracy": 0.8125, "eval_dev_sw_accuracy": 0.5}, 10)
     'step 10: dev mean accuracy 81.2 %, guard stsb 95.0 %, dev sw accuracy 50.0 %'
     """
@@ -91,6 +94,8 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
         for name, value in sorted(logs.items(), key=lambda item: _rank(item[0]))
         if name not in _HIDDEN and not name.endswith(("runtime", "_per_second"))
     ]
+    if not values:
+        return ""
     more = f", and {len(values) - _VALUES} more" if len(values) > _VALUES else ""
     epoch = f", epoch {logs['epoch']:.4g}" if "epoch" in logs else ""
     return f"step {step}{epoch}: {', '.join(values[:_VALUES])}{more}"
