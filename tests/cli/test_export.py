@@ -59,7 +59,7 @@ def test_a_trimmed_encoder_is_measured_written_and_loads(command, data, tmp_path
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     for shown in (err, card):  # 12 pairs
         assert ("too few to tell" in " ".join(shown.split())) == (result["languages"]["de"]["verdict"] == "tie")
-    assert "layers 1 of 2 kept" in card
+    assert "1 of 2 layers kept (1)" in card
     assert "| de | 12 |" in card
 
 

@@ -168,7 +168,7 @@ def test_directions_are_projected_out_of_the_merged_encoder(base, sw, te, tmp_pa
     )
     assert command(base, sw, "--alpha", 0.5, "--debias", 95, "-o", tmp_path / "again") == 2
     captured = " ".join(capsys.readouterr().err.split())
-    assert "--debias removes up to 31 directions" in captured  # the embeddings have 32 dimensions
+    assert "--debias is 95, but at most 31 directions" in captured  # the embeddings have 32 dimensions
     assert f"Loading {sw}" not in captured
     assert not (tmp_path / "again").exists()
 

@@ -41,7 +41,7 @@ def test_an_export_is_measured_before_it_is_published(tiny_encoder_dir, data, tm
         str(tiny_encoder_dir), str(tmp_path / "out"), keep_layers=[1], data=str(data), resamples=50
     )
     with prepare_export(options) as made:
-        assert made.changes == ["layers 1 of 2 kept"]
+        assert made.changes == ["1 of 2 layers kept (1)"]
         assert made.sizes["layers"] == {"before": 2, "after": 1}
         assert made.comparison["languages"].keys() == {"de"}
         assert not (tmp_path / "out").exists()

@@ -240,7 +240,7 @@ class TestPush:
             push(released, "acme/tiny", with_heads=True)
         (tmp_path / "empty").mkdir()
         with pytest.raises(
-            FileNotFoundError, match=r"missing modules.json and config.json and release.json. Push the output"
+            FileNotFoundError, match=r"missing modules.json, config.json and release.json. Push the output"
         ):
             push(tmp_path / "empty", "acme/tiny")
         weights = (released / "model.safetensors").rename(tmp_path / "weights")

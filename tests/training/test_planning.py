@@ -46,11 +46,14 @@ def test_the_plan_ends_in_time():
     assert plan.freeze_word_embeddings
     assert plan.micro_batch_size is None
     assert (plan.training_minutes, plan.measuring_minutes) == (12.5, 1.5)
-    assert plan.reasons[-1] == "about 14 minutes: 12 for training, 2 for measurements"
+    assert plan.reasons[-1] == "about 12 minutes for training and 2 minutes for measurements"
     slow = make_plan(**{**PLAN, "step": (torch.float32, 60.0)})
     assert slow.max_steps == 20
     assert "20 minutes at 60.0 s a step" in " ".join(slow.reasons)
     assert make_plan(**{**PLAN, "step": (torch.float32, 1e6)}).max_steps == 1
+    short = make_plan(**{**PLAN, "step": (torch.float32, 1200.0), "measuring_seconds": 1.0})
+    assert "measured on the dev set at every step; " in short.reasons[-2]
+    assert short.reasons[-1] == "about 20 minutes for training and 1 second for measurements"
     for steps in (*range(1, 70), 375):
         plan = make_plan(**{**PLAN, "step": (torch.float32, 1200 / (steps + 0.5))})
         assert plan.max_steps == steps

@@ -511,7 +511,7 @@ def test_a_recipe_has_the_length_that_was_configured():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"merge": 0.5, "debias": 500}, "--debias removes up to 31 directions"),
+        ({"merge": 0.5, "debias": 500}, "--debias is 500, but at most 31 directions"),
         ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data"),
         ({"debias": "auto"}, "--debias auto needs data .* Pass folders with --guard, or a number"),
         ({"debias": "auto", "dev": []}, "Pass folders with --dev and --guard, or a number"),

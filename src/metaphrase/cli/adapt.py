@@ -13,6 +13,7 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, is_quiet, notes
 from metaphrase.cli.runs import comparison_tables
 from metaphrase.cli.tables import findings_table, lines_without_pair
+from metaphrase.io.counts import format_duration
 from metaphrase.io.environment import prepare_process
 from metaphrase.publishing.hub import push_command
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
@@ -50,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
         result.to_dict(),
         *comparison_tables(result.run),
         Text("\n" + "\n".join(result.verdict), style="bold"),
-        f"\nFinished in {result.seconds / 60:.0f} minutes. Release: {output}. Report: {output / 'report.html'}. "
+        f"\nFinished in {format_duration(result.seconds)}. Release: {output}. Report: {output / 'report.html'}. "
         f"For a longer report: metaphrase report {quote(str(output))}. "
         f"To publish: {push_command(output, 'me/my-encoder')}",
     )

@@ -44,5 +44,6 @@ def run(argv: Sequence[str]) -> int:
     check_files([options.plot], [])
     rows = compare_runs(options.runs, baseline=options.baseline)
     drawn = [f"Plot: {save_plot(rows, options.plot)}"] if options.plot else []
-    emit({"baseline": options.baseline, "rows": rows}, runs_table(rows, options.baseline), *drawn)
+    table = runs_table(rows) if options.baseline == BEFORE else runs_table(rows, options.baseline)
+    emit({"baseline": options.baseline, "rows": rows}, table, *drawn)
     return 0

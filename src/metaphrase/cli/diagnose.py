@@ -53,9 +53,7 @@ def _render(report: DiagnosisReport) -> Iterator[RenderableType]:
         return
     yield findings_table(findings)
     counts = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
-    found = ", ".join(
-        counted(n, severity) if severity != "info" else f"{n:,} info" for severity, n in counts.items() if n
-    )
+    found = ", ".join(counted(n, "note" if severity == "info" else severity) for severity, n in counts.items() if n)
     yield Text(f"Found: {found}.", style=STYLES[findings[0].severity])
 
 

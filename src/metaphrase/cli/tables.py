@@ -85,9 +85,9 @@ def models_table(evaluations: Evaluations) -> Table:
     return table
 
 
-def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
+def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str = "the encoder before training") -> Table:
     """A row for each configuration and test set of :func:`metaphrase.publishing.run_comparison.compare_runs`."""
-    table = titled_table(f"Against {baseline}", "", "test", right=["seeds", "before", "after", "difference"])
+    table = titled_table(f"Compared with {baseline}", "", "test", right=["seeds", "before", "after", "difference"])
     table.caption = "95 % intervals over test items and, for several seeds, over seeds."
     table.add_column("verdict")
     for row in rows:

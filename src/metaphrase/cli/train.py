@@ -16,7 +16,7 @@ from metaphrase.io.arguments import Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import prepare_process
 from metaphrase.io.outputs import check_folder, check_writable
-from metaphrase.publishing.run_comparison import BEFORE, compare_runs
+from metaphrase.publishing.run_comparison import compare_runs
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.resuming import FALSE, TRUE, checkpoint_to_resume
 from metaphrase.training.run import TrainingRun
@@ -75,7 +75,7 @@ def train_seeds(config: RunConfig, seeds: Sequence[int]) -> int:
         execute(TrainingRun(one))
     if config.training_arguments().process_index == 0:
         rows = compare_runs([*folders.values()])
-        emit({"runs": [*folders.values()], "rows": rows}, runs_table(rows, BEFORE))
+        emit({"runs": [*folders.values()], "rows": rows}, runs_table(rows))
     return 0
 
 

@@ -224,7 +224,7 @@ def _partly_swapped(
         "warning",
         "swapped-pairs",
         f"Some pairs are swapped: {len(sources)} of {len(source.lines)} lines of the source side look like "
-        f"{language_name(target_lang)}, and {len(targets)} of {len(target.lines)} of the target side are not. The source "
+        f"{language_name(target_lang)}, and {len(targets)} of {len(target.lines)} of the target side do not. The source "
         f"side should be {language_name(pairs.language)}, the target side {language_name(target_lang)}. Swap the two sides "
         "of these pairs.",
         pairs.language,
@@ -293,7 +293,7 @@ def _identical(pairs: ParallelSet) -> Finding | None:
     if not same:
         return None
     severity: Severity = "info"
-    advice = "Such pairs are useless for training; cleaning with `identical` drops them."
+    advice = "Such pairs are useless for training: remove them."
     if len(same) > IDENTICAL_ERROR * n:
         severity, advice = "error", "Check that the two sides are not the same file or column."
     elif len(same) > IDENTICAL_WARNING * n:

@@ -86,7 +86,7 @@ def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> D
         lines=options.lines,
         seed=options.seed,
         strict=options.strict,
-        advance=begin("Checking the corpus", len(sets)),
+        advance=begin("Checking the corpus by language", len(sets)),
     )
     diagnosis, measured = None, {}
     if options.model is not None:

@@ -35,6 +35,17 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
+def format_duration(seconds: float) -> str:
+    """Format a duration for humans.
+
+    >>> format_duration(1.2), format_duration(600), format_duration(9000)
+    ('1 second', '10 minutes', '2.5 hours')
+    """
+    if seconds < 90:
+        return counted(round(seconds), "second")
+    return counted(round(seconds / 60), "minute") if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
 def format_size(count: int) -> str:
     """Format a number of bytes for humans.
 

@@ -265,8 +265,8 @@ def check_direction_count(count: int, model: SentenceTransformer) -> None:
         most = min(languages, model.get_embedding_dimension() or 0) - 1 if count else 0
     if count > most:
         raise UsageError(
-            f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "
-            f"but is {count}."
+            f"--debias is {count}, but at most {most} directions can be removed from this encoder, by the number of packaged "
+            "languages and the size of the embeddings."
         )
 
 
@@ -394,7 +394,7 @@ def describe(result: Debiasing) -> str:
     if result.output_dir is None:
         return f"{chosen}Nothing was written."
     return (
-        f"{chosen}Wrote {result.output_dir}: {result.model} without {counted(result.directions, 'direction')}, with "
+        f"{chosen}Wrote {result.output_dir}: {result.model} without {counted(result.directions, 'direction')}, which held "
         f"{100 * result.share:.1f} % of the variance of the mean embeddings of {len(result.languages)} languages. "
         f"{how_to_load(result.output_dir)}"
     )

@@ -254,7 +254,8 @@ def _reduce(
             raise UsageError(f"--layers {options.layers} was requested, but the encoder has {count}.")
         keep = options.keep_layers or evenly_spaced(count, int(options.layers or 0))
         reduced = prune_layers(reduced, keep)
-        changes.append(f"layers {', '.join(map(str, sorted(set(keep))))} of {count} kept")
+        kept = sorted(set(keep))
+        changes.append(f"{len(kept)} of {count} layers kept ({', '.join(map(str, kept))})")
     return reduced, changes
 
 

@@ -22,6 +22,7 @@ from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.folders import VECTOR_FILE
 from metaphrase.encoders.installed import MANIFEST
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
+from metaphrase.io.counts import listed
 from metaphrase.io.digests import file_facts, file_sha256
 from metaphrase.io.files import read_json
 
@@ -128,7 +129,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if unknown := [name for name in files if not (_is_listed(name) or name in NOTICES)]:
         raise ModelFileError(f"{folder / MANIFEST} lists {unknown[0]!r}, which is not a file of a release. {_REMEDY}")
     if missing := missing or [name for name in {**files, CARD: None} if not (folder / name).exists()]:
-        problem = f"is not a release folder: missing {' and '.join(missing)}" if folder.exists() else "does not exist"
+        problem = f"is not a release folder: missing {listed(missing)}" if folder.exists() else "does not exist"
         vector = folder / VECTOR_FILE
         what = (
             vector

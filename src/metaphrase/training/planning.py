@@ -26,7 +26,7 @@ from metaphrase.encoders.positions import evaluating
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.io.arguments import AtLeast0, Count, checked
-from metaphrase.io.counts import counted
+from metaphrase.io.counts import counted, format_duration
 from metaphrase.io.environment import flush_denormals, has_bfloat16_instructions
 from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
@@ -350,13 +350,13 @@ def make_plan(
     which = f"{EPOCHS} epochs" if steps == wanted else f"{minutes:g} minutes at {seconds_per_step:.1f} s a step"
     reasons.append(f"at most {counted(steps, 'step')}: {which}")
     evaluate = -(-steps // EVALUATIONS)  # rounded up, as the last step is measured too
+    when = "at every step" if evaluate == 1 else f"every {evaluate} steps"
     reasons.append(
-        f"the encoder is measured on the dev set every {evaluate} steps; training ends after {PATIENCE} measurements "
-        "without improvement"
+        f"the encoder is measured on the dev set {when}; training ends after {PATIENCE} measurements without improvement"
     )
-    training, measuring = steps * seconds_per_step / 60, measuring_seconds / 60
+    training_seconds = steps * seconds_per_step
     reasons.append(
-        f"about {training + measuring:.0f} minutes: {training:.0f} for training, {measuring:.0f} for measurements"
+        f"about {format_duration(training_seconds)} for training and {format_duration(measuring_seconds)} for measurements"
     )
     return Plan(
         batch_size=batch,
@@ -366,7 +366,7 @@ def make_plan(
         freeze_word_embeddings=fit.freeze_word_embeddings,
         bf16=dtype == torch.bfloat16,
         learning_rate=5e-5,
-        training_minutes=round(training, 2),
-        measuring_minutes=round(measuring, 2),
+        training_minutes=round(training_seconds / 60, 2),
+        measuring_minutes=round(measuring_seconds / 60, 2),
         reasons=tuple(reasons),
     )

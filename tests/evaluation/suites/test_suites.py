@@ -1252,6 +1252,10 @@ def test_a_quick_failure_does_not_shorten_the_estimate(subject, tmp_path, clock)
     measure_all(benchmarks, subject, {}, notes.append)
     left = [note.partition("about ")[2].partition(" left")[0] for note in notes if "about " in str(note)]
     assert left == ["7 minutes", "5 minutes", "3 minutes", "3 minutes"]
+    notes.clear()
+    measure_all(benchmarks[2:], subject, {}, notes.append)
+    assert notes[1] == f"[1/2] {subject.name}: retrieval, slow …"
+    assert notes[2] == "  slow m 50.0 (cached)"
 
 
 # --- Names, languages and files ---

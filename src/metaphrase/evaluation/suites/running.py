@@ -37,6 +37,7 @@ from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, PoolingMode, checked
 from metaphrase.io.configuration import ENCODER, option
+from metaphrase.io.counts import format_duration
 from metaphrase.io.digests import PinnedFile, files_sha256, text_digest, unchanged
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
@@ -398,7 +399,8 @@ def _plan(
     note(table)
     for suite, reason in missing.items():
         note(f"Skipped: {suite}, which {reason}.")
-    note(f"Estimate for {subject.name}: {_duration(sum(filter(None, plan)))}.")
+    if seconds := sum(filter(None, plan)):
+        note(f"Estimate for {subject.name}: {format_duration(seconds)}.")
     return plan
 
 
@@ -413,10 +415,13 @@ def _seconds_left(plan: Sequence[float | None], spent: Sequence[float | None]) -
     return after * took / estimated if estimated else after
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+def _with_measure(name: str, measure: str) -> str:
+    """The name of a score with its measure, which the name may end with.
+
+    >>> _with_measure("udhr", "accuracy"), _with_measure("udhr xsim", "xsim error"), _with_measure("xquad f1", "f1")
+    ('udhr accuracy', 'udhr xsim error', 'xquad f1')
+    """
+    return f"{name.removesuffix(measure.removesuffix(' error')).rstrip()} {measure}"
 
 
 def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
@@ -517,11 +522,9 @@ def measure_all(
     parts: dict[str, Any] = {}
     skipped, failed = dict(missing), {}
     for number, benchmark in enumerate(benchmarks, 1):
-        left = _duration(_seconds_left(plan, spent))
-        note(
-            f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.suite}, {benchmark.name}, about {left} left with "
-            "this encoder and prompt …"
-        )
+        seconds = _seconds_left(plan, spent)
+        left = f", about {format_duration(seconds)} left with this encoder and prompt" if seconds else ""
+        note(f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.suite}, {benchmark.name}{left} …")
         start = time.perf_counter()
         spent.append(None)
         try:
@@ -540,9 +543,10 @@ def measure_all(
         scores |= content["scores"]
         parts[benchmark.name] = content | {"scores": list(content["scores"])}
         averages = "; ".join(
-            f"{name} {one['measure']} {one['average']['score']:.1f}" for name, one in content["scores"].items()
+            f"{_with_measure(name, one['measure'])} {one['average']['score']:.1f}"
+            for name, one in content["scores"].items()
         )
-        note(f"  {averages} ({'cached' if plan[number - 1] is None else _duration(content['seconds'])})")
+        note(f"  {averages} ({'cached' if plan[number - 1] is None else format_duration(content['seconds'])})")
     if not scores:
         reasons = [f"{name}: {reason.removesuffix('.')}" for name, reason in (skipped | failed).items()]
         raise DataError(f"Nothing could be measured with {subject.name}: {'; '.join(reasons)}.")
