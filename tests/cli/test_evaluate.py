@@ -480,6 +480,7 @@ def test_a_folder_of_folders_is_measured_one_by_one(tiny_encoder_dir, sets, tmp_
     assert "Wrote" in rest
     assert "tatoeba xsim" in table
     assert "xsim error ↓" in table
+    assert "languages" in table.rpartition("tatoeba xsim")[0]  # in the summary, instead of numbers of pairs
 
 
 def test_an_interrupted_command_resumes(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):

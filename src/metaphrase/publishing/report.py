@@ -84,7 +84,7 @@ def render_summary(results: Results) -> Table:
     """Format the results of `metaphrase.evaluation.suites.running.evaluate` for the console: a row per average."""
     comparisons = results.get("comparisons", {})
     before = results.get("baseline", {}).get("scores", {})
-    numbers = ["n", "score", *(["difference"] if before else [])]
+    numbers = ["languages", "score", *(["difference"] if before else [])]
     table = titled_table(str(results["model"]), "", "measure", right=numbers)
     table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
     if before:
