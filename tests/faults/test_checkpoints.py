@@ -1,3 +1,4 @@
+import copy
 import errno
 import fcntl
 import json
@@ -265,6 +266,28 @@ def test_another_run_is_not_gone_on_with(make_trainer, trained, fault, changes, 
     with pytest.raises(CheckpointError, match=rf"belongs to another run, which differs in: .*{message}"):
         make_trainer(**changes).train(resume_from_checkpoint=True)
     fault("A5", f"resumed with another {', '.join(changes)}", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("changes", [{"optim": "sgd"}, {"optim": "adafactor"}, {"recipe": "tr"}])
+def test_an_optimizer_that_does_not_fit_the_run_starts_anew(make_trainer, trained, changes, caplog):
+    trainer = make_trainer(max_steps=5, allow_changes=True, **changes)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 5
+    assert "is of another kind, or trains other weights. A new one starts." in caplog.text
+
+
+def test_the_learning_rate_of_heads_may_be_set_on_resume(make_trainer, trained, caplog):
+    trainer = make_trainer(max_steps=5, head_learning_rate=0.1)
+    trainer.train(resume_from_checkpoint=True)
+    assert "A new one starts" not in caplog.text
+    assert {group["initial_lr"] for group in trainer.optimizer.param_groups} == {0.1, 1e-3}
+
+
+def test_a_checkpoint_of_another_encoder_does_not_fit(make_trainer, trained, tiny_encoder):
+    encoder = copy.deepcopy(tiny_encoder)
+    encoder[0].auto_model.resize_token_embeddings(len(encoder.tokenizer) + 8)
+    with pytest.raises(CheckpointError, match="its weights do not fit this encoder or its adapter"):
+        make_trainer(tiny_encoder=encoder, allow_changes=True).train(resume_from_checkpoint=True)
 
 
 def test_a_flipped_bit_of_the_format_is_no_newer_version(trained, fault):

@@ -155,6 +155,11 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
 
+    @property
+    def learning_rate_of_heads(self) -> float:
+        """``head_learning_rate``, or ``learning_rate`` if it is None."""
+        return self.learning_rate if self.head_learning_rate is None else self.head_learning_rate
+
     def divide_batch(self) -> None:
         """Divide ``effective_batch_size``, if it is set, among the processes."""
         if self.effective_batch_size is None:

@@ -22,14 +22,21 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, differences, read_manifest, step_of
-from metaphrase.checkpoints.saving import AtomicCheckpoints
+from metaphrase.checkpoints.saving import AtomicCheckpoints, errors_of
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, save_adapter, shared_copy
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import CheckpointError, UsageError
 from metaphrase.training.fault_tolerance import GracefulShutdown, StepGuard
 from metaphrase.training.heads import check_same_state, restore_heads
 from metaphrase.training.loss import AlignmentLoss
-from metaphrase.training.resuming import DataPosition, RunFacts, choose_checkpoint, digest_of, verify_best
+from metaphrase.training.resuming import (
+    DataPosition,
+    RunFacts,
+    choose_checkpoint,
+    digest_of,
+    kind_of_optimizer,
+    verify_best,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +64,7 @@ class ResumesRuns(AtomicCheckpoints):
 
     alignment_loss: AlignmentLoss
     model: Any
+    optimizer: Any
     lr_scheduler: Any
     dev_digests: Mapping[str, str] = {}  # of the dev sets by language, and of the guard that selects
     _run_facts: RunFacts
@@ -292,18 +300,29 @@ class ResumesRuns(AtomicCheckpoints):
         return schedule
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore optimiser and schedule, with the settings of the arguments; a schedule of another kind starts here."""
-        schedule, groups = self.lr_scheduler, self.optimizer.param_groups
+        """Restore optimiser and schedule, with the settings of the arguments; those of another kind start here."""
+        optimizer, schedule, groups = self.optimizer, self.lr_scheduler, self.optimizer.param_groups
         if checkpoint is None or not isinstance(schedule, (LambdaLR, ReduceLROnPlateau, GreedyLR)):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
         own = [{key: group[key] for key in HYPERPARAMETERS & group.keys()} for group in groups]
+        saved: dict[str, Any] = {}
         state: dict[str, Any] = {}
-        self.lr_scheduler = SimpleNamespace(load_state_dict=state.update)  # the schedule may be of another kind
+        self.optimizer = SimpleNamespace(load_state_dict=saved.update)
+        self.lr_scheduler = SimpleNamespace(load_state_dict=state.update)
         try:
             super()._load_optimizer_and_scheduler(checkpoint)
         finally:
-            self.lr_scheduler = schedule
+            self.optimizer, self.lr_scheduler = optimizer, schedule
+        sizes = [[len(group["params"]) for group in one] for one in (saved["param_groups"], groups)]
+        kind = read_manifest(Path(checkpoint))["run"].get("optim")
+        if kind == kind_of_optimizer(self.args) and sizes[0] == sizes[1]:
+            with errors_of(checkpoint, "optimiser"):
+                optimizer.load_state_dict(saved)
+        else:
+            logger.warning(
+                "The optimiser of %s is of another kind, or trains other weights. A new one starts.", checkpoint
+            )
         if "best" in state and self.state.best_metric is None:  # the best model is selected by other measures
             state["best"] = getattr(schedule, "best", None)
         groups = self.optimizer.param_groups
@@ -313,7 +332,13 @@ class ResumesRuns(AtomicCheckpoints):
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
-        load_weights(self.model, encoder, Path(checkpoint_path) / ADAPTER)
+        try:
+            load_weights(self.model, encoder, Path(checkpoint_path) / ADAPTER)
+        except (RuntimeError, FileNotFoundError) as error:
+            raise CheckpointError(
+                f"{checkpoint_path} cannot be resumed: its weights do not fit this encoder or its adapter. Use the original "
+                f"ones, or start from its weights with --model {checkpoint_path}."
+            ) from error
         if self.alignment_loss.heads.state_dict():
             restore_heads(self.alignment_loss.heads, Path(checkpoint_path))
 
@@ -343,7 +368,8 @@ def restore_schedule(
     progress = {name: state[name] for name in PROGRESS & state.keys()}
     is_same_kind = progress.keys() == PROGRESS & schedule.state_dict().keys()
     if isinstance(schedule, LambdaLR):
-        progress = dict(state) if is_same_kind else schedule.state_dict() | {"last_epoch": step}
+        own = schedule.state_dict()
+        progress = {**state, "lr_lambdas": own["lr_lambdas"]} if is_same_kind else own | {"last_epoch": step}
         factors = [factor(progress["last_epoch"]) for factor in schedule.lr_lambdas]
         rates = [rate * factor for rate, factor in zip(initial, factors, strict=True)]
         schedule.load_state_dict(progress | {"base_lrs": initial, "_last_lr": rates})

@@ -78,9 +78,8 @@ class RunFacts:
         }
         settings = {"batches": "mixed", "data_seed": None, "batch_sampler": BatchSamplers.BATCH_SAMPLER}
         facts |= {name: value for name, usual in settings.items() if (value := getattr(self._args, name)) != usual}
-        # The two AdamW have equal states.
-        if self._args.optim not in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED):
-            facts["optim"] = self._args.optim
+        if (optimizer := kind_of_optimizer(self._args)) is not None:
+            facts["optim"] = optimizer
         facts |= self._encoder_facts() | self._original_facts
         parts = dataset if isinstance(dataset, Mapping) else {"": dataset}
         if isinstance(dataset, Mapping):
@@ -129,6 +128,11 @@ class RunFacts:
         for name, read in self._read.items():
             digests |= {f"{name}.{what}": digest for what, digest in read.items()}
         return {name: _digest(digest) for name, digest in digests.items()}
+
+
+def kind_of_optimizer(args: AlignmentTrainingArguments) -> str | None:
+    """The kind of optimiser; None for AdamW of PyTorch, whose two forms have equal states."""
+    return None if args.optim in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED) else args.optim
 
 
 def digest_of(dataset: Any) -> str | None:

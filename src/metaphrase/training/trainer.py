@@ -146,8 +146,8 @@ class AlignmentTrainer(
         mapping = self.args.learning_rate_mapping
         if has_own := bool(self.optimizer or self.optimizer_cls_and_kwargs):
             args, kwargs = (self.alignment_loss,), {}  # the parent class would omit the heads
-        if self.args.head_learning_rate is not None and self.head_parameters():
-            self.args.learning_rate_mapping = {HEAD_PARAMETERS: self.args.head_learning_rate} | mapping
+        elif self.head_parameters():  # always a group of their own, so that their learning rate may change on resume
+            self.args.learning_rate_mapping = {HEAD_PARAMETERS: self.args.learning_rate_of_heads} | mapping
         try:
             optimizer = super().create_optimizer(*args, **kwargs)
         finally:
