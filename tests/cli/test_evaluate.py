@@ -705,16 +705,6 @@ def test_several_encoders_are_compared_with_one_baseline(data, loaded, tmp_path,
     assert "difference" not in capsys.readouterr().out
 
 
-def test_an_encoder_is_measured_once(tiny_encoder_dir, sets, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to(tiny_encoder_dir)
-    assert (
-        main(["evaluate", "link", "./link", str(tiny_encoder_dir), "--data", str(sets), "--output_dir", "kept"]) == 0
-    )
-    models = json.loads((tmp_path / "kept" / "results.json").read_text())["models"]
-    assert [one["model"] for one in models] == ["link"]
-
-
 def test_stdout_contains_only_json(data, loaded, capsys):
     assert main(["evaluate", "strong", "--json", "--data", str(data), "--languages", "sw", "--baseline", "weak"]) == 0
     out, err = capsys.readouterr()

@@ -258,9 +258,7 @@ _COMPARED = ("before", "difference", "interval", "verdict", "n", "runs", "cluste
 
 def evaluate_models(options: EvaluateOptions, note: Note = lambda item: None) -> Evaluations:
     """Measure ``options.model`` and ``options.also``, compare each with the baseline, and write the results as one file."""
-    names = [options.model, *options.also]
-    paths = [Path(name).resolve() for name in names]
-    results = _evaluate(options, [name for at, name in enumerate(names) if paths[at] not in paths[:at]], note)
+    results = _evaluate(options, list(dict.fromkeys([options.model, *options.also])), note)
     baseline, *_ = [one.pop("baseline", None) for one in results]
     rows = []
     for one in results:
