@@ -107,7 +107,7 @@ def test_what_cannot_be_compared_is_refused(sides):
     before, after = (items_result(one) for one in sides)
     with pytest.raises(DataMismatchError, match="differ in statistic: 'hits' before, 'items' after"):
         compare(items_result(sides[0], statistic="hits"), after)
-    changes = {"suite": "other", "measure": "F1", "lower_is_better": True}
+    changes = {"measure": "F1", "lower_is_better": True}
     for name, value in changes.items():
         with pytest.raises(DataMismatchError, match=f"The two results differ in {name}"):
             compare(dataclasses.replace(before, **{name: value}), after)

@@ -66,7 +66,7 @@ def text_histogram(bins: Mapping[str, Sequence[float]], threshold: float | None 
 def models_table(evaluations: Evaluations) -> Table:
     """A row for each data set and encoder."""
     baseline = evaluations.baseline
-    title = "Encoders" if baseline is None else f"Against {baseline['model']}"
+    title = "Encoders" if baseline is None else f"Compared with {baseline['model']}"
     table = titled_table(title, "", "model", right=["measure", "score"])
     table.caption = "In percent or ×100, best first; ↓ lower is better."
     if baseline is not None:

@@ -231,7 +231,7 @@ def check_comparable(before: Result, after: Result) -> None:
     """Check that two results measure the same items in the same way."""
     measure = after.statistic_measure()
     old, new = (
-        {name: getattr(one, name) for name in ("suite", "measure", "statistic", "lower_is_better")}
+        {name: getattr(one, name) for name in ("measure", "statistic", "lower_is_better")}
         | {name: one.settings.get(name) for name in measure.settings}
         for one in (before, after)
     )

@@ -234,7 +234,7 @@ class Result:
         """Read what `to_dict` returned.
 
         Raises:
-            DataError: A key is missing, or has a value of the wrong type.
+            DataError: A key is missing, or one that `compare` reads has a value of the wrong type.
         """
         try:
             known = {one.name: content[one.name] for one in fields(cls) if one.name in content}
@@ -248,8 +248,10 @@ class Result:
             raise DataError(f"This is not a result of `metaphrase evaluate`: {error}.") from error
         for part in (result, result.average, *result.languages.values(), *result.groups.values()):
             for name, hint in hints_of(type(part)).items():
-                check_value(getattr(part, name), hint, f"{name!r} of a result", DataError)
+                if name in _COMPARED:
+                    check_value(getattr(part, name), hint, f"{name!r} of a result", DataError)
         return result
 
 
+_COMPARED = {"suite", "measure", "statistic", "lower_is_better", "settings", "n", "score"}
 _REQUIRED = ("suite", "model", "measure", "languages", "average", "statistic", "lower_is_better")

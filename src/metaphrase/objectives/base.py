@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import logging
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
+from textwrap import dedent
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -198,33 +199,19 @@ def default_of(objective: Objective, name: str) -> Any:
 
 
 def code_digest(cls: type[Objective]) -> str | None:
-    """Digest of the source of an objective; None for one of metaphrase, and for one of an interactive session.
+    """Digest of the code of an objective, without comments; None for one of metaphrase, and for one without a source.
 
-    It covers the class, its bases outside of metaphrase, and the classes and functions of their packages that they name.
+    It covers the modules that define the class and its bases; of a script that is run, only these classes.
     """
-    bases = [base for base in cls.__mro__ if issubclass(base, Objective)]
-    pending: list[Any] = [base for base in bases if _package(base) != _package(Objective)]
-    sources: dict[str, str] = {}
-    while pending:
-        one = pending.pop()
-        name = f"{one.__module__}:{one.__qualname__}"
-        if name in sources:
-            continue
-        try:
-            sources[name], known = inspect.getsource(one), vars(sys.modules[one.__module__])
-        except (OSError, TypeError, KeyError):
-            return None
-        named = [known[word] for word in re.findall(r"\w+", sources[name]) if word in known]
-        pending += [
-            value
-            for value in named
-            if (inspect.isclass(value) or inspect.isfunction(value)) and _package(value) == _package(one)
-        ]
+    own = [
+        base for base in cls.__mro__ if issubclass(base, Objective) and not base.__module__.startswith("metaphrase.")
+    ]
+    codes: list[Any] = [base if base.__module__ == "__main__" else sys.modules.get(base.__module__) for base in own]
+    try:
+        sources = [ast.unparse(ast.parse(dedent(inspect.getsource(code)))) for code in dict.fromkeys(codes)]
+    except (OSError, TypeError, SyntaxError):  # of an interactive session, or edited meanwhile
+        return None
     return json_digest(sources)[:16] if sources else None
-
-
-def _package(code: Any) -> str:
-    return str(code.__module__).partition(".")[0]
 
 
 def check_unused(objective: Objective, names: Iterable[str], needed: str) -> None:

@@ -45,8 +45,6 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "batch_eval_metrics": False,
 }
 
-#: Schedules that follow a metric, by default one that should fall.
-ADAPTIVE = ("reduce_lr_on_plateau", "greedy")
 #: Kinds of distributed training that divide the weights, as in the environment that `accelerate launch` sets.
 DIVIDING = ("FSDP", "DEEPSPEED")
 #: Trackers of transformers whose availability cannot be determined.
@@ -81,7 +79,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             :class:`metaphrase.TrainingRun` uses it on a CPU where a trial step is faster with it.
         use_liger_kernel: Compute the vocabulary loss with Liger's kernel, on CUDA (extra ``liger``).
         lr_scheduler_kwargs: The mode of ``reduce_lr_on_plateau`` and ``greedy`` is ``"max"`` by default if
-            ``greater_is_better`` is set.
+            ``greater_is_better`` is true.
         logging_nan_inf_filter: Off by default, because steps with a NaN or infinite loss are skipped and counted.
         dataloader_pin_memory: On by default if there is a CUDA device.
         ddp_timeout: A day by default: the other processes wait while the first one measures, merges and releases.
@@ -143,9 +141,6 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             logger.warning("float16 requires a GPU: fp16 is disabled. On a CPU, use --bf16.")
             self.fp16 = False
         super().__post_init__()
-        if self.lr_scheduler_type in ADAPTIVE and self.greater_is_better:
-            settings: dict[str, Any] = getattr(self, "lr_scheduler_kwargs", None) or {}
-            self.lr_scheduler_kwargs = {"mode": "max"} | settings
         self.divide_batch()
         if self.use_liger_kernel and find_spec("liger_kernel") is None:
             raise MissingExtraError(

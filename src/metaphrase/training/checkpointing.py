@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 #: Settings of optimisers that a resumed run takes from its arguments.
 HYPERPARAMETERS = {"initial_lr", "weight_decay", "betas", "eps", "momentum"}
 
+#: Schedules that follow a metric, by default one that should fall.
+ADAPTIVE = ("reduce_lr_on_plateau", "greedy")
+
 #: Attributes of schedules that a resumed run takes from the checkpoint. Each kind of schedule has a different subset.
 PROGRESS = {
     "last_epoch",
@@ -294,7 +297,13 @@ class ResumesRuns(AtomicCheckpoints):
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """The schedule. The optimiser stores the initial learning rates, whatever the kind of schedule."""
-        schedule = super().create_scheduler(*args, **kwargs)
+        given = self.args.lr_scheduler_kwargs
+        if self.args.lr_scheduler_type in ADAPTIVE and self.args.greater_is_better:
+            self.args.lr_scheduler_kwargs = {"mode": "max"} | (given or {})
+        try:
+            schedule = super().create_scheduler(*args, **kwargs)
+        finally:
+            self.args.lr_scheduler_kwargs = given
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         return schedule

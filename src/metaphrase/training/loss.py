@@ -264,7 +264,7 @@ def _digests(objective: Objective) -> dict[str, str]:
             f"{{'table': files_sha256([path])}}, but returns {reprlib.repr(digests)}."
         )
     code = code_digest(type(objective))
-    return digests if code is None else {**digests, "code": code}
+    return digests if code is None else {"code": code, **digests}
 
 
 def _check_matryoshka(term: Term, objective: Objective, size: int | None) -> None:

@@ -222,7 +222,7 @@ def _find_checkpoint(requested: str | Path | bool, output: str) -> Path | None:
         return newest(output)
     folder = Path(str(requested))
     if (fault := fault_of(folder)) is not None:
-        raise CheckpointError(f"{fault} {last_good(output)}") from fault
+        raise CheckpointError(f"{fault} {last_good(folder.parent)}") from fault
     return folder
 
 

@@ -419,7 +419,7 @@ def _with_measure(name: str, measure: str) -> str:
     >>> _with_measure("udhr", "accuracy"), _with_measure("udhr xsim", "xsim error"), _with_measure("xquad f1", "f1")
     ('udhr accuracy', 'udhr xsim error', 'xquad f1')
     """
-    return f"{name.removesuffix(measure.removesuffix(' error')).rstrip()} {measure}"
+    return f"{name.removesuffix(measure.removesuffix(' error')).rstrip()} {measure}".lstrip()
 
 
 def cache_path(benchmark: Benchmark, subject: Subject) -> Path:

@@ -180,7 +180,8 @@ def check_settings(
             if arguments.process_index == 0:
                 write_part(path, settings)
             return settings
-        digested = {"data_sha256", *(["model"] if settings["model_sha256"] else [])}  # a model may have several paths
+        same_weights = settings["model_sha256"] is not None and before.get("model_sha256") == settings["model_sha256"]
+        digested = {"data_sha256", *(["model"] if same_weights else [])}  # a model may have several paths
         for key, value in now.items():
             if key not in digested and not isinstance(value, dict) and before.get(key, value) != value:
                 raise UsageError(
