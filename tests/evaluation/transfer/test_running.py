@@ -634,7 +634,7 @@ def test_another_encoder_or_batch_is_not_gone_on_with(options, tmp_path):
 
     check("one")
     check("one")
-    with pytest.raises(UsageError, match="was started with model "):
+    with pytest.raises(UsageError, match="was started with model_sha256"):
         check("other")
     with pytest.raises(UsageError, match="was started with gradient_accumulation_steps 1, not 2"):
         check("one", gradient_accumulation_steps=2)
