@@ -35,10 +35,10 @@ demo: install  ## Train on the packaged bitext and write runs/demo/report.html (
 model: install  ## Train metaphrase-e5-small on the data in BENCHMARKS, and write its package and card (several hours on 2 cores)
 	BIN=$(BIN)/ scripts/metaphrase_e5_small.sh $(BENCHMARKS)
 
-test: install  ## Run the tests (4 minutes on 2 cores, no network)
+test: install  ## Run the tests (7 minutes on 2 cores, no network)
 	$(BIN)/python -m pytest -m 'not long and not slow and not gpu' -n 2 --junit-xml build/test.xml $(TESTS)
 
-test-long: install  ## Run the tests of whole commands and trainings (2 minutes on 2 cores)
+test-long: install  ## Run the tests of whole commands and trainings (3 minutes on 2 cores)
 	$(BIN)/python -m pytest -m 'long and not slow and not gpu' -n 2 --junit-xml build/test-long.xml $(TESTS)
 
 # The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads. Not among
