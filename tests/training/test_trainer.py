@@ -1020,6 +1020,13 @@ def test_the_terms_of_an_evaluation_are_those_of_its_data(make_trainer, rows):
     assert logged["eval_tr"] == pytest.approx(logged["eval_loss"], abs=1e-3)
 
 
+def test_an_evaluation_leaves_no_trace_in_the_random_state(make_trainer, rows):
+    trainer = make_trainer("tr", eval_dataset=Dataset.from_list(rows[:8]))
+    before = torch.get_rng_state()
+    trainer.evaluate()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_terms_of_each_evaluation_data_set_are_logged(make_trainer, rows):
     data = {"first": Dataset.from_list(rows[:8]), "second": Dataset.from_list(rows[8:24])}
     trainer = make_trainer("tr", eval_dataset=data)

@@ -215,16 +215,19 @@ class ResumesRuns(AtomicCheckpoints):
         if self._determine_best_metric(metrics=metrics, trial=None):
             self.state.best_model_checkpoint = str(self._written)
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate without a trace in the random states, as a resumed run may restore them after an evaluation."""
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate without a trace in the random states: a training does not depend on the evaluations before it."""
         with torch.random.fork_rng(devices=[]):  # data loaders draw a seed
-            try:
-                return super()._evaluate(*args, **kwargs)
-            except KeyError as error:  # of a schedule that reads the metric
-                if "metric_for_best_model" not in str(error):
-                    raise
-                step, logs = self.state.global_step, self.state.log_history
-                raise self._unknown_metric(chain(*[log for log in logs if log["step"] == step])) from error
+            return super().evaluate(*args, **kwargs)
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._evaluate(*args, **kwargs)
+        except KeyError as error:  # of a schedule that reads the metric
+            if "metric_for_best_model" not in str(error):
+                raise
+            step, logs = self.state.global_step, self.state.log_history
+            raise self._unknown_metric(chain(*[log for log in logs if log["step"] == step])) from error
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         try:
