@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The versions to install; if empty, the newest ones that pyproject.toml permits.
+CONSTRAINTS ?= constraints.txt
 # Modules are compiled when they are first imported: most are never used.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile $(addprefix --constraint ,$(CONSTRAINTS))
 export TOKENIZERS_PARALLELISM ?= false
 # Tests start many programs, which would compile the package each time.
 unexport PYTHONDONTWRITEBYTECODE
