@@ -16,8 +16,6 @@ runs. The program also writes ``results.json``, ``table.md`` and plots. ``--keep
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import logging
 import os
 import re
@@ -50,10 +48,9 @@ from metaphrase.evaluation.seeds import difference, interval
 from metaphrase.evaluation.suites.encoders import Sets
 from metaphrase.io.configuration import did_you_mean, option, read_yaml
 from metaphrase.io.counts import counted
-from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.digests import files_sha256, json_digest, model_hash, text_digest
 from metaphrase.io.environment import prepare_process
-from metaphrase.io.files import PACKAGED_DATA as DATA
-from metaphrase.io.files import read_json, write_json
+from metaphrase.io.files import DEMO, read_json, write_json
 from metaphrase.modeling.languages import fold_languages
 from metaphrase.training.baseline import read_test_sets
 from metaphrase.training.checks import check_config, check_text
@@ -90,8 +87,8 @@ class Options:
     """The program's options: encoder, data, steps, seeds and output."""
 
     model: str = option(STARTER, "Encoder: 'starter', a Hub id or a folder.")
-    corpus: list[str] = option([str(DATA / "demo")], "Bitext (default: the demo's).")
-    test: list[str] = option([str(DATA / "demo")], "Folders of test sets (default: the demo's).")
+    corpus: list[str] = option([str(DEMO)], "Bitext (default: the demo's).")
+    test: list[str] = option([str(DEMO)], "Folders of test sets (default: the demo's).")
     steps: int = option(100, "Optimiser steps of each cell.")
     seeds: list[int] = option([1, 2, 3], "Seeds of each cell.")
     output: str = option("runs/ablations", "Results folder, with a subfolder for each grid.")
@@ -268,7 +265,7 @@ def configurations(grid: Grid, options: Options, given: Mapping[str, Any]) -> li
     configs = []
     for cell in grid.cells:
         text = yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False, allow_unicode=True)
-        recipe = folder / f"{cell.slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.yaml"
+        recipe = folder / f"{cell.slug}-{text_digest(text)[:6]}.yaml"
         recipe.write_text(text, encoding="utf-8")
         settings = {"model": options.model, "corpus": options.corpus, "test": options.test, "recipe": str(recipe)}
         configs.append(
@@ -283,9 +280,7 @@ def plan(grid: Grid, options: Options, configs: Sequence[RunConfig], settings: S
     runs = []
     for seed in options.seeds:
         for cell, config, decisive in zip(grid.cells, configs, settings, strict=True):
-            text = json.dumps([seed, decisive], sort_keys=True, default=str)
-            digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-            path = folder / f"{cell.slug}-seed{seed}-{digest}.json"
+            path = folder / f"{cell.slug}-seed{seed}-{json_digest([seed, decisive])[:12]}.json"
             runs.append(Run(cell, seed, replace(config, seed=seed), path))
     return runs
 

@@ -22,8 +22,6 @@ the work: each skips cells that another one computes.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import logging
 import shutil
 import statistics
@@ -63,7 +61,7 @@ from metaphrase.evaluation.suites.benchmarks import REVISION
 from metaphrase.evaluation.suites.running import encoding_speed, find_benchmarks, run_benchmark
 from metaphrase.evaluation.suites.samples import Sample
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
-from metaphrase.io.digests import file_sha256, files_sha256, model_hash
+from metaphrase.io.digests import file_sha256, files_sha256, json_digest, model_hash
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process, versions
 from metaphrase.io.files import DEMO, as_json
 from metaphrase.io.locks import exclusive
@@ -365,8 +363,7 @@ class Evidence:
 
     def vector_path(self, cell: Cell) -> Path:
         """File of the task vector, named after the settings that determine it."""
-        text = json.dumps(self.training_settings(cell), sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        digest = json_digest(self.training_settings(cell))[:12]
         return self.work / "vectors" / f"{cell.name}-seed{cell.seed}-{digest}.safetensors"
 
     def has_vector(self, cell: Cell) -> bool:

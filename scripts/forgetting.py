@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
 import json
 import shutil
 import sys
@@ -70,7 +69,7 @@ from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
 from metaphrase.io.counts import counted
-from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.digests import files_sha256, model_hash, text_digest
 from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import DEMO, UDHR, read_json, replacing, write_json
 from metaphrase.mining.search import unit_rows
@@ -171,7 +170,7 @@ class Cell:
         files = files_sha256(path for folder in folders for file in find_files(folder) for path in file.paths)
         content = [self.terms, self.seed, self.steps, self.batch_size, files]
         content += [one for one in (self.removed, self.training, self.bitext) if one]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+        return text_digest(json.dumps(content))[:12]
 
 
 def grid(seeds: Iterable[int], added: Path | None = None, **setting: Any) -> Iterator[Cell]:
@@ -526,7 +525,7 @@ def measurement_digest(data: DevData, transfer: Path | None) -> str:
     if transfer:
         files = sorted(path for name in TRANSFER for path in (transfer / name).glob("*"))
         settings += [transfer_measures(transfer), TRANSFER_ALPHAS, TRANSFER_ITEMS, files_sha256(files)]
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+    return text_digest(json.dumps(settings))[:8]
 
 
 def measured_rows(

@@ -41,7 +41,7 @@ from transformers import TrainerCallback
 import metaphrase.objectives.vocabulary as vocabulary_module
 from metaphrase import AlignmentLoss, AlignmentTrainer, AlignmentTrainingArguments, Recipe, load_corpus, packed
 from metaphrase.encoders.loading import used_piece_ids
-from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.io.files import DEMO
 from metaphrase.modeling.bulk import encode
 from metaphrase.modeling.functional import accumulated_in_place, vocabulary_cross_entropy
 from metaphrase.modeling.precision import bfloat16
@@ -336,7 +336,7 @@ def demo_step(context: Context) -> Iterator[Figure]:
     model, texts = context.starter()
     size = context.batch(64, 64)
     pairs = texts.pairs(size) if context.tiny else _demo_pairs(size)
-    english_ids = used_piece_ids(load_corpus(DATA / "demo").dataset["target"], model.tokenizer)
+    english_ids = used_piece_ids(load_corpus(DEMO).dataset["target"], model.tokenizer)
     for name in ("dap",) if context.quick else ("tr", "dap"):
         arguments: Mapping[str, Any] = {"rtl": {"vocabulary": "english"}} if name == "dap" else {}
         loss = AlignmentLoss(model, recipe(name, **arguments), english_ids=english_ids).to(model.device).train()
@@ -351,7 +351,7 @@ def demo_step(context: Context) -> Iterator[Figure]:
 
 
 def _demo_pairs(n: int) -> list[Pair]:
-    rows = load_corpus(DATA / "demo").dataset.shuffle(seed=0).select(range(n))
+    rows = load_corpus(DEMO).dataset.shuffle(seed=0).select(range(n))
     return [{"source": row["source"], "target": row["target"]} for row in rows]
 
 

@@ -19,7 +19,7 @@ from metaphrase import AlignmentLoss, ParallelCollator, Recipe, load_corpus, loa
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings
 from metaphrase.encoders.packed_starter import SPECIAL_TOKENS
-from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.io.files import DEMO
 
 #: Maximum length of a sentence in pieces, including special tokens, as in the papers.
 MAX_LENGTH = 32
@@ -139,7 +139,7 @@ class RealTexts:
             sets = load_parallel_folder(folder).values()
             rows = [(s, t) for one in sets for s, t in zip(one.sources, one.targets, strict=True)]
         else:
-            dataset = load_corpus(DATA / "demo").dataset
+            dataset = load_corpus(DEMO).dataset
             rows = list(zip(dataset["source"], dataset["target"], strict=True))
         self.rows = [{"source": s, "target": t} for s, t in rows]
         self.lengths: Any = None
