@@ -29,7 +29,6 @@ are not computed again.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import shutil
 import sys
@@ -59,7 +58,7 @@ from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.evaluation.answer_retrieval import sentence_spans
+from metaphrase.evaluation.answer_retrieval import AnswerSet, load_questions, question_files
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.result import Result
@@ -293,15 +292,11 @@ class Answers:
     @classmethod
     def read(cls, folder: Path, count: int) -> Answers:
         """Read a sample of the questions that exist in four languages, from files ``dev-xx.json.gz``."""
-        asked: dict[str, dict[str, tuple[str, str, int]]] = {}
-        for path in sorted(folder.glob("dev-*.json.gz")):
-            language = path.name[len("dev-") : -len(".json.gz")]
-            for article in json.loads(gzip.decompress(path.read_bytes()))["data"]:
-                for paragraph in article["paragraphs"]:
-                    for row in paragraph["qas"]:
-                        question = (row["question"], paragraph["context"], row["answers"][0]["answer_start"])
-                        asked.setdefault(row["id"], {})[language] = question
-        parallel = sorted(id_ for id_, languages in asked.items() if len(languages) >= LANGUAGES_OF_A_QUESTION)
+        asked: dict[str, list[tuple[AnswerSet, int]]] = {}
+        for answer_set in load_questions(question_files(folder).get("dev", {})).values():
+            for number, id_ in enumerate(answer_set.ids):
+                asked.setdefault(id_, []).append((answer_set, number))
+        parallel = sorted(id_ for id_, places in asked.items() if len(places) >= LANGUAGES_OF_A_QUESTION)
         if len(parallel) < count:
             raise UsageError(
                 f"{folder} has {len(parallel)} questions in {LANGUAGES_OF_A_QUESTION} languages or more, but {count} are "
@@ -310,15 +305,12 @@ class Answers:
         chosen = np.random.default_rng(0).choice(len(parallel), count, replace=False)
         candidates: dict[tuple[str, str], int] = {}
         questions, right = [], []
-        for id_ in (parallel[at] for at in sorted(chosen)):
-            for language, (question, context, start) in asked[id_].items():
-                answer = -1
-                for first, end in sentence_spans(context):
-                    candidate = candidates.setdefault((language, context[first:end].strip()), len(candidates))
-                    if first <= start < end:
-                        answer = candidate
-                questions.append((question, language, id_))
-                right.append(answer)
+        for at in sorted(chosen):
+            for answer_set, number in asked[parallel[at]]:
+                alone, language = answer_set.chosen([number]), answer_set.language
+                rows = [candidates.setdefault((language, text), len(candidates)) for text in alone.sentences]
+                questions.append((alone.questions[0], language, parallel[at]))
+                right.append(rows[alone.answers[0]])
         return cls(questions, list(candidates), right)
 
     def measures(self, question_nh: NDArray[Any], candidate_mh: NDArray[Any]) -> dict[str, float]:

@@ -155,6 +155,13 @@ def test_sentences_end_in_any_script(end):
     assert [text[slice(*span)].strip() for span in sentence_spans(text)] == text.replace(" a", "\na").split("\n")
 
 
+def test_sentences_cover_a_text():
+    text = "Short. The first sentence ends here. 第二句在这里结束了应该没有任何问题吧。And the rest"
+    spans = list(sentence_spans(text))
+    assert "".join(text[slice(*span)] for span in spans) == text
+    assert len(spans) == 3
+
+
 def test_a_folder_is_read(tmp_path):
     sets = load_answer_folder(write_answers(tmp_path / "xquad-r"))
     assert list(sets) == list(LANGUAGES)

@@ -68,13 +68,6 @@ def test_answers_are_measured_as_by_a_loop(script, mlqa):
     )
 
 
-def test_sentences_cover_a_text(script):
-    text = "Short. The first sentence ends here. 第二句在这里结束了应该没有任何问题吧。And the rest"
-    spans = list(script.sentence_spans(text))
-    assert "".join(text[first:end] for first, end in spans) == text
-    assert len(spans) == 3
-
-
 SETTING = {"steps": 100, "batch_size": 64}
 
 
