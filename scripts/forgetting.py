@@ -79,8 +79,6 @@ from metaphrase.training.run import Inputs
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "forgetting.json"
-#: The bitext of `DEMO`, as the page names it.
-DEMO_WORDS = "the demo's bitext"
 PAGE = ROOT / "docs" / "forgetting.md"
 PLOT = ROOT / "docs" / "forgetting" / "frontier.svg"
 
@@ -568,19 +566,6 @@ def gain(row: Mapping[str, Any]) -> float:
     return float(row["translations"] + row["answers"])
 
 
-def best_guarded(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The encoder of each recipe that gains most among those that lose nothing, the largest gain first.
-
-    Encoders from which directions were removed before training, and variations of the default, do not take part.
-    """
-    start, *others = means(rows)
-    best: dict[str, dict[str, Any]] = {}
-    for row in sorted(others, key=gain):
-        if row["recipe"] != "starter" and not row.keys() & {"removed", "varied"} and guarded(row, start):
-            best[row["recipe"]] = row
-    return sorted(best.values(), key=gain, reverse=True)
-
-
 def best_rows(
     rows: Sequence[Mapping[str, Any]], start: Mapping[str, Any], gain: Callable[[Mapping[str, Any]], float]
 ) -> list[Mapping[str, Any]]:
@@ -618,7 +603,7 @@ def table(content: Mapping[str, Any]) -> str:
     machines = {row["hardware"].get("gpu") or cores(row["hardware"]) for row in content["rows"]}
     several = len(content["seeds"]) > 1
     caption = (
-        f"{content['steps']} steps of {content['batch_size']} pairs of {content.get('corpus', DEMO_WORDS)}, word embeddings "
+        f"{content['steps']} steps of {content['batch_size']} pairs of {content['corpus']}, word embeddings "
         f"frozen unless a name says otherwise, {'seeds' if several else 'seed'} {', '.join(map(str, content['seeds']))}; "
         f"without prompt, on dev data ({', '.join(sorted(machines))}). α is the share of the way from the original encoder "
         "to the trained one. "
@@ -727,7 +712,7 @@ def stored_rows(path: Path, setting: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    stored = {"corpus": DEMO_WORDS} | read_json(path)
+    stored = read_json(path)
     if differing := [f"{key} {stored[key]}" for key in setting if stored[key] != setting[key]]:
         raise UsageError(
             f"{path} has results of {', '.join(differing)}. To replace the stored results, delete this file first."
@@ -813,7 +798,7 @@ def run(options: argparse.Namespace) -> None:
     whole_grid = list(grid(options.seeds, options.add, corpus=options.corpus, **setting))
     cells = chosen(whole_grid, options.only)
     order = ["starter", *dict.fromkeys(cell.name for cell in whole_grid)]
-    corpus = DEMO_WORDS if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
+    corpus = "the demo's bitext" if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
     content: dict[str, Any] = {"corpus": corpus, **setting, "seeds": options.seeds}
     rows = stored_rows(KEPT, content) if options.keep else []
     order += dict.fromkeys(row["recipe"] for row in rows if row["recipe"] not in order)

@@ -144,7 +144,7 @@ def test_work_with_other_settings_is_not_resumed(load_script, tmp_path):
         ("ablations", {"seeds": [1], "steps": 100}, "dap-fig3 --steps 10 --seeds 1 --keep", "100 steps"),
         (
             "forgetting",
-            {"rows": [], "seeds": [1], "steps": 100, "batch_size": 64},
+            {"rows": [], "seeds": [1], "steps": 100, "batch_size": 64, "corpus": "the demo's bitext"},
             "--stsb x --mlqa x --seeds 1 2 --steps 200 --keep",
             "has results of steps 100, seeds [1]. To replace",
         ),
