@@ -3,7 +3,7 @@
     python scripts/added_runs.py RUN RUN --dev FOLDER --stsb STSB_FOLDER --mlqa MLQA_FOLDER --keep
 
 Both runs start from the starter and are released as trained: ``--merge 1``, without ``--debias``. From each sum, several
-numbers of directions of language identity are projected out. The measures are those of ``scripts/forgetting.py``, and
+numbers of directions of language identity are projected out. The measures are those of ``scripts/dev_measures.py``, and
 retrieval of translations in the folder ``--dev``. Measured sums are kept in ``--output``, so that an interrupted program
 resumes. ``--keep`` writes ``scripts/results/added_runs.json`` and the table.
 """
@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from forgetting import GUARD, DevData, accuracy, best_rows, kept_embeddings
+from dev_measures import GUARD, DevData, accuracy, best_rows, kept_embeddings
 from sentence_transformers import SentenceTransformer
 from stored_results import check_settings, fill, markdown, reports_errors
 

@@ -5,9 +5,9 @@
 
 The demo's recipe is trained on the demo's bitext in each precision with each seed. It is measured on dev data only, without
 a prompt, as the demo releases it: merged with the starter, without directions of language identity. The measures are those
-of ``scripts/forgetting.py``. Results are kept in the output folder, so that an interrupted program resumes with the missing
-runs. ``--keep`` writes ``scripts/results/precision.json`` and the table of docs/speed.md, unless the stored results have
-more seeds or steps.
+of ``scripts/dev_measures.py``. Results are kept in the output folder, so that an interrupted program resumes with the
+missing runs. ``--keep`` writes ``scripts/results/precision.json`` and the table of docs/speed.md, unless the stored results
+have more seeds or steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 from ablations import trained
-from forgetting import COLUMNS, DevData, interpolated, kept_embeddings, work_settings
+from dev_measures import COLUMNS, DevData, kept_embeddings, work_settings
+from forgetting import interpolated
 from stored_results import check_settings, fill, markdown, refuse_less, reports_errors
 from update_tables import hardware_words
 

@@ -256,7 +256,7 @@ def test_a_run_of_some_tests_does_not_shorten_the_table_of_faults(load_script, t
 
 
 def test_questions_that_are_too_few_are_refused(load_script, tmp_path):
-    program = load_script("forgetting")
+    program = load_script("dev_measures")
     question = {"id": "a", "question": "When?", "answers": [{"answer_start": 0}]}
     content = {"data": [{"paragraphs": [{"context": "Today.", "qas": [question]}]}]}
     (tmp_path / "dev-en.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
