@@ -36,9 +36,8 @@ import yaml
 from datasets import Dataset
 from matplotlib.figure import Figure
 from sentence_transformers import SentenceTransformer
-from stored_results import fill, markdown, refuse_less, reports_errors
+from stored_results import fill, machine_words, markdown, refuse_less, reports_errors, without_folders
 from transformers import HfArgumentParser
-from update_tables import machine_words
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.hub import is_hub_name
@@ -740,8 +739,7 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
     plots = draw(grid, result, folder)
     print(f"\n{text}\n{folder / 'results.json'}" + "".join(f"\n{path}" for path in plots))
     if options.keep:
-        command = f"python scripts/ablations.py {shlex.join([name, *argv])}"
-        keep(grid, result, re.sub(r"(?<=\s)/\S*/(?=\S)", "", command))  # without local paths
+        keep(grid, result, without_folders(f"python scripts/ablations.py {shlex.join([name, *argv])}"))
     return result
 
 

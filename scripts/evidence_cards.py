@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 from evidence_table import CONFIG, HEADINGS, STARTER, UNTESTED, VARIANTS, Difference, Stored
-from update_tables import CARDS, machine_words
+from stored_results import machine_words
+from update_tables import CARDS
 
 from metaphrase.corpus.identification import language_name
 from metaphrase.encoders.starter import HUB_ID

@@ -20,8 +20,7 @@ import yaml
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.stats import t as student
-from stored_results import fill, markdown
-from update_tables import machine_words
+from stored_results import fill, machine_words, markdown
 
 from metaphrase.evaluation.measures import Measure
 from metaphrase.evaluation.result import Result, complete_groups

@@ -24,8 +24,7 @@ import torch
 from ablations import trained
 from dev_measures import COLUMNS, DevData, kept_embeddings, work_settings
 from forgetting import interpolated
-from stored_results import check_settings, fill, markdown, refuse_less, reports_errors
-from update_tables import hardware_words
+from stored_results import check_settings, fill, hardware_words, markdown, refuse_less, reports_errors
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.seeds import difference

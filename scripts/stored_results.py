@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from metaphrase.exceptions import UsageError
+from metaphrase.io.counts import counted
+from metaphrase.io.environment import cores
 from metaphrase.io.files import as_json, read_json, replace_text, write_json
 
 _P = ParamSpec("_P")
@@ -67,6 +69,31 @@ def markdown(heads: Iterable[str], align: str, rows: Iterable[Iterable[Any]]) ->
     marks = [{"l": "---", "r": "--:"}[letter] for letter in align]
     lines = ["".join(f"| {head} " if head else "| " for head in heads) + "|", f"|{'|'.join(marks)}|"]
     return lines + [f"| {' | '.join(map(str, cells))} |" for cells in rows]
+
+
+def difference_words(row: dict[str, Any]) -> str:
+    """Format a difference with its interval."""
+    low, high = row["interval"]
+    return f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def hardware_words(hardware: dict[str, Any]) -> str:
+    """Format a description of the hardware."""
+    return f"{cores(hardware)}, {counted(hardware['threads'], 'thread')}"
+
+
+def machine_words(hardware: dict[str, Any]) -> str:
+    """Name the GPU, or describe the CPU."""
+    return hardware.get("gpu") or hardware_words(hardware)
+
+
+def without_folders(command: str) -> str:
+    """A command with names of files instead of absolute paths.
+
+    >>> without_folders("metaphrase train --corpus /home/me/sw-en.tsv --output_dir runs/sw")
+    'metaphrase train --corpus sw-en.tsv --output_dir runs/sw'
+    """
+    return re.sub(r"(?<=\s)/\S*/(?=\S)", "", command)
 
 
 def fill(path: Path, tables: dict[str, str]) -> None:

@@ -66,7 +66,7 @@ def suite_results(name, kinds, **changes):
 
 
 def test_results_on_parts_of_the_data_are_joined(load_script, tmp_path):
-    tables = load_script("update_tables")
+    tables = load_script("suite_tables")
     path, files = tmp_path / "suites.json", [tmp_path / "one.json", tmp_path / "two.json"]
     one = suite_results("udhr xsim++", {"all": 9}, suite="all", skipped={"sts": "no data", "sts22": "offline"})
     two = suite_results("tatoeba xsim++", {"all": 4}, suite="all", skipped={"xsim++": "no data", "sts22": "offline"})
@@ -84,7 +84,7 @@ def test_results_on_parts_of_the_data_are_joined(load_script, tmp_path):
 
 
 def test_results_of_the_same_encoders_are_added(load_script, tmp_path, monkeypatch):
-    tables = load_script("update_tables")
+    tables = load_script("suite_tables")
     path, results = tmp_path / "suites.json", tmp_path / "results.json"
 
     def keep(content):
@@ -112,7 +112,7 @@ def test_results_of_the_same_encoders_are_added(load_script, tmp_path, monkeypat
 
 
 def test_durations_of_a_part_are_added(load_script, tmp_path):
-    tables = load_script("update_tables")
+    tables = load_script("suite_tables")
     results, path = tmp_path / "results.json", tmp_path / "durations.json"
 
     def keep(suite, model_hash):
