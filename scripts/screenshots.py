@@ -24,6 +24,8 @@ PARTS = {
 #: Removes the space above the first section of a picture.
 _NO_GAP = "<style>body > section:first-of-type > h2 { margin-top: 0; padding-top: 0; border-top: 0; }</style>"
 _MARGIN = 24
+#: Width of the window, and maximum height of a picture.
+_WIDTH, _HEIGHT = 1100, 6000
 _SECTION = re.compile(r"<section.*?</section>\n?", re.DOTALL)
 
 
@@ -33,7 +35,7 @@ def chromium() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
-def shoot(page: Path, picture: Path, *, width: int = 1100, height: int = 1600, dark: bool = False) -> Path:
+def shoot(page: Path, picture: Path, *, width: int = _WIDTH, height: int = _HEIGHT, dark: bool = False) -> Path:
     """Render a page and write a screenshot.
 
     Raises:
@@ -73,7 +75,7 @@ def crop(picture: Path) -> None:
     empty = Image.new("RGB", pixels.size, pixels.getpixel((0, pixels.height - 1)))
     _, top, _, bottom = ImageChops.difference(pixels, empty).getbbox() or (0, 0, 0, pixels.height)
     if bottom + _MARGIN > pixels.height:
-        raise ValueError(f"{picture} is truncated at {pixels.height} pixels. Pass a larger --height.")
+        raise ValueError(f"{picture} is truncated at {pixels.height} pixels. Increase _HEIGHT.")
     pixels.crop((0, max(0, top - _MARGIN), pixels.width, bottom + _MARGIN)).save(picture, optimize=True)
     if shutil.which("pngquant"):
         subprocess.run(["pngquant", "--force", "--ext", ".png", "64", str(picture)], check=True)
@@ -84,9 +86,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path, help="report.html, as written by `metaphrase report`")
     parser.add_argument("output", type=Path, help="folder to write the pictures to")
-    parser.add_argument("--width", type=int, default=1100, help="width of the window, e.g. 390 for a phone")
-    parser.add_argument("--height", type=int, default=6000, help="maximum height of a picture")
-    parser.add_argument("--dark", action="store_true", help="prefer dark colours")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     html = arguments.report.read_text(encoding="utf-8")
@@ -94,13 +93,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "part.html"
             page.write_text(part_of(html, words, top=name == "summary"), encoding="utf-8")
-            picture = shoot(
-                page,
-                arguments.output / f"{name}.png",
-                width=arguments.width,
-                height=arguments.height,
-                dark=arguments.dark,
-            )
+            picture = shoot(page, arguments.output / f"{name}.png")
         crop(picture)
         print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
 
