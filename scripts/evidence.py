@@ -516,8 +516,7 @@ class Evidence:
     ) -> None:
         """Measure a benchmark and store its scores; embeddings and whole results are stored in the work folder."""
         with_prompt = replace(self.settings, prompt=settings.get("prompt", "auto"))
-        batch_size = self.options.encoding_batch_size
-        subject = Subject(path.parent.name, model, self.work / "measured", with_prompt, batch_size=batch_size)
+        subject = Subject(path.parent.name, model, self.work / "measured", with_prompt, batch_size=32)
         folder = self.work / "encoders" / subject.sha
         if benchmark.name in FINE_TUNED:
             model.save_pretrained(str(folder), create_model_card=False)
@@ -823,9 +822,6 @@ def option_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument(
-        "--encoding_batch_size", type=int, default=32, help="Sentences per forward pass when benchmarks are measured."
-    )
     parser.add_argument("--model", default=STARTER, help="Encoder to train: 'starter', a folder or a Hub id.")
     parser.add_argument(
         "--reinitialise", type=int, default=0, metavar="N", help="Reinitialise its top N layers first."
