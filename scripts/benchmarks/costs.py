@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from metaphrase.io.counts import counted
 from metaphrase.io.files import read_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -138,7 +139,7 @@ def measured_table() -> str:
     for path in sorted(RESULTS.glob("*/dap-vs-tr.json")):
         content = read_json(path)
         facts = content["facts"]
-        where = f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+        where = f"{facts['device']}, {counted(facts['threads'], 'thread')}"
         for figure in content["figures"]:
             encoder, given = shapes.get(figure["of"]), figure["given"]
             if encoder is None or not given:

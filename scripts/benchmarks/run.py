@@ -42,6 +42,7 @@ from settings import SHAPES
 from transformers import HfArgumentParser
 
 from metaphrase.io.configuration import option
+from metaphrase.io.counts import counted
 from metaphrase.io.files import read_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -163,8 +164,8 @@ _SENSES = {"<=": "≤", ">=": "≥", "==": "="}
 
 
 def _where(facts: dict[str, Any]) -> str:
-    threads = f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
     texts = "the demo's pairs" if facts["texts"] == "bundled" else Path(facts["texts"]).name
+    threads = counted(facts["threads"], "thread")
     return f"{facts['date']}: {facts['device']}, {threads} of {facts['cpus']} CPUs, torch {facts['torch']}; texts: {texts}."
 
 
