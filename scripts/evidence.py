@@ -24,14 +24,12 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
-import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,8 @@ import torch
 import yaml
 from ablations import trained, varied
 from evidence_cards import SETTING, write_cards
-from evidence_table import CONFIG, STEP_TIMES, VARIANTS, stored_scores, write_page
+from evidence_table import CONFIG, VARIANTS, stored_scores, write_page
+from evidence_time import plan, time_steps
 from sentence_transformers import SentenceTransformer
 from stored_results import reports_errors
 
@@ -58,7 +57,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import ENGLISH, sib200_code, topic_files
 from metaphrase.evaluation.suites import Benchmark, Settings, Subject
 from metaphrase.evaluation.suites.benchmarks import REVISION
-from metaphrase.evaluation.suites.running import encoding_speed, find_benchmarks, run_benchmark
+from metaphrase.evaluation.suites.running import find_benchmarks, run_benchmark
 from metaphrase.evaluation.suites.samples import Sample
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
 from metaphrase.io.digests import file_sha256, files_sha256, json_digest, model_hash
@@ -70,10 +69,8 @@ from metaphrase.merging import TaskVector
 from metaphrase.modeling.precision import bfloat16
 from metaphrase.postprocessing.debiasing import SAMPLED_TEXTS, debias, embed_languages, parallel_texts
 from metaphrase.training.configuration import RunConfig
-from metaphrase.training.corpora import read_bitext, with_columns
 from metaphrase.training.demo import demo_settings
-from metaphrase.training.finishing import encoded_texts, release_guards
-from metaphrase.training.planning import step_seconds
+from metaphrase.training.finishing import release_guards
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs
 
@@ -118,8 +115,6 @@ ALL_SUITES = list(dict.fromkeys(chain.from_iterable(TIERS)))
 FINE_TUNED = ("xnli", "xquad")
 #: Prompts with which the starter is measured, by the name of the folder: its stored prompt, and none.
 PROMPTS = {"prompt": "auto", "plain": None}
-#: Rounds over all recipes in which the time of a step is measured.
-ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -541,30 +536,6 @@ class Evidence:
                 except CheckpointError as error:
                     print(f"Skipped: {name}, {error}", flush=True)
 
-    def time_steps(self) -> None:
-        """Measure the time of a training step of each recipe: the shortest of some rounds over all recipes.
-
-        Raises:
-            UsageError: Times of other recipes are stored, but cannot be compared with new ones.
-        """
-        path = self.folder / STEP_TIMES
-        facts = {"rounds": ROUNDS, "batch_size": self.options.batch_size, "hardware": hardware()}
-        other_times = stored_times(path, facts, {cell.name for cell in self.cells})
-        # The corpus of a recipe with word links, if there is one, has the columns of all recipes.
-        largest = max(self.cells, key=lambda cell: "alignment" in cell.recipe.columns)
-        config = self.run_config(largest, self.work / "training" / "timed")
-        arguments = config.training_arguments()
-        corpus = with_columns(read_bitext(config, self.start, arguments), largest.recipe, config, arguments)
-        recipes = {cell.name: replace(cell.recipe, max_length=LENGTH) for cell in self.cells}
-        seconds = dict.fromkeys(recipes, float("inf"))
-        size, dtype = self.options.batch_size, torch.bfloat16 if self.options.bf16 else torch.float32
-        for _ in range(ROUNDS):
-            for name, recipe in recipes.items():
-                measured = step_seconds(self.start, recipe, corpus, size, freeze=True, seed=0, dtype=dtype)
-                seconds[name] = round(min(seconds[name], measured), 3)
-                print(f"{time.strftime('%H:%M:%S')} {name}: {measured:.2f} seconds", flush=True)
-        write_part(path, facts | {"seconds": other_times | seconds, "versions": versions()})
-
     def order(self) -> Iterator[tuple[list[Benchmark], list[Cell]]]:
         """Tiers of benchmarks with the cells that they are measured for: packaged recipes and cheap benchmarks first."""
         for seed in self.options.seeds:
@@ -660,86 +631,6 @@ class Evidence:
                 raise UsageError(
                     f"{self.folder} has results with another {' and '.join(differing)}. Pass another folder with --results."
                 )
-
-    def plan(self) -> str:
-        """Stored and missing results, and an estimate of the remaining time, as text."""
-        estimate = self.minutes_estimator()
-        minutes = sum(
-            estimate(STARTER, benchmark.name)
-            for tier in self.tiers
-            for path, settings, benchmark in self.missing_of_start(tier)
-            if not self.shared_result(path, settings)
-        )
-        lines = ["cell | trained | alpha | benchmarks | minutes left", f"{STARTER} | | | | {minutes:.0f}"]
-        total_minutes = minutes
-        for cell in self.cells:
-            benchmarks = self.benchmarks if cell.packaged else list(chain.from_iterable(self.tiers[:-1]))
-            missing = self.missing(cell, benchmarks)
-            minutes = sum(estimate(cell.name, benchmark.name if benchmark else stage) for stage, benchmark in missing)
-            total_minutes += minutes
-            trained = "no" if ("train", None) in missing else "yes"
-            chosen = "no" if ("alpha", None) in missing else "yes"
-            count = len(benchmarks) * len(cell.variants)
-            measured = count - sum(benchmark is not None for _, benchmark in missing)
-            lines.append(f"{cell} | {trained} | {chosen} | {measured} of {count} | {minutes:.0f}")
-        lines.append(f"About {total_minutes / 60:.1f} hours are left on this machine, one program at a time.")
-        return "\n".join(lines)
-
-    def minutes_estimator(self) -> Callable[[str, str], float]:
-        """A function that estimates the minutes of a stage of a recipe, from stored results or from a short measurement."""
-        seconds_of_recipe: dict[tuple[str, str], list[float]] = defaultdict(list)
-        seconds_of_stage: dict[str, list[float]] = defaultdict(list)
-        for path in self.folder.rglob("*.json"):
-            if content := read_part(path):
-                stage = content.get("benchmark", path.stem)
-                recipe = path.relative_to(self.folder).parts[0]
-                seconds_of_recipe[recipe, stage].append(content["seconds"])
-                seconds_of_stage[stage].append(content["seconds"])
-
-        @cache
-        def estimate(recipe: str, stage: str) -> float:
-            stored = seconds_of_recipe.get((recipe, stage)) or seconds_of_stage.get(stage)
-            return (statistics.median(stored) if stored else self.estimated_seconds(stage)) / 60
-
-        return estimate
-
-    @cached_property
-    def byte_seconds(self) -> float:
-        """Seconds to encode a byte of text."""
-        return encoding_speed(self.start)
-
-    def estimated_seconds(self, stage: str) -> float:
-        """The time of a stage without stored results, estimated from a short measurement."""
-        if stage == "train":
-            config = self.run_config(self.cells[0], self.work / "training" / "timed")
-            corpus = read_bitext(config, self.start, config.training_arguments())
-            size = min(self.options.batch_size, len(corpus.dataset))
-            seconds = step_seconds(self.start, Recipe.load("tr"), corpus, size, freeze=True, seed=0)
-            shutil.rmtree(self.work / "training" / "timed")
-            return seconds * self.options.steps
-        if stage == "alpha":
-            config = RunConfig(merge="auto", guard=[str(path) for path in self.guard_folders])
-            groups = encoded_texts(config, load_parallel_folder(Path(self.options.corpus), split="dev"), prompts=2)
-            encoded_bytes = sum(times * len("".join(texts).encode()) for texts, times in groups)
-            return encoded_bytes * self.byte_seconds
-        benchmark = next(benchmark for benchmark in self.benchmarks if benchmark.name == stage)
-        return benchmark.work * self.byte_seconds
-
-
-def stored_times(path: Path, facts: Mapping[str, Any], recipes: set[str]) -> dict[str, float]:
-    """The stored times of other recipes than these.
-
-    Raises:
-        UsageError: Such times were measured with other settings or on another machine.
-    """
-    content = read_part(path) or {"seconds": {}}
-    times = {name: seconds for name, seconds in content["seconds"].items() if name not in recipes}
-    if times and any(content.get(name) != value for name, value in facts.items()):
-        raise UsageError(
-            f"{path} has times of other recipes ({', '.join(times)}) with other settings or from another machine, which "
-            "cannot be compared. Measure all recipes (without --only), or remove the file."
-        )
-    return times
 
 
 def stored_result(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -885,10 +776,10 @@ def main(argv: Sequence[str]) -> int:
         evidence = Evidence(options)
         evidence.check_results()
         if options.plan:
-            print(evidence.plan())
+            print(plan(evidence))
             return 0
         if options.time:
-            evidence.time_steps()
+            time_steps(evidence)
         else:
             evidence.run()
         failed = evidence.failed

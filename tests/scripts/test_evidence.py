@@ -28,6 +28,11 @@ def table(script):
     return sys.modules["evidence_table"]
 
 
+@pytest.fixture(scope="module")
+def times(script):
+    return sys.modules["evidence_time"]
+
+
 @pytest.fixture
 def argv(tiny_encoder_dir, bitext, tmp_path):
     """A bitext, two benchmarks, and folders for what is kept."""
@@ -164,7 +169,7 @@ def test_results_of_the_encoder_before_training_are_shared(script, argv, capsys)
     capsys.readouterr()
     other = script.Evidence(script.parsed([*argv, "--steps", "3"]))
     other.cells = []
-    assert "starter | | | | 0\n" in other.plan()
+    assert "starter | | | | 0\n" in script.plan(other)
     assert not other.folder.exists()  # a plan writes nothing
     for tier in other.tiers:
         other.run_start(tier)
@@ -215,7 +220,7 @@ def test_alpha_is_chosen_without_directions_of_language_identity(script, argv, m
     assert "directions" not in read_part(cell.folder / "raw" / "stsb.json")["settings"]
 
 
-def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkeypatch):
+def test_the_steps_that_are_timed_are_those_of_the_training(script, times, argv, monkeypatch):
     timed = []
 
     def step_seconds(model, recipe, corpus, size, *, freeze, seed, dtype):
@@ -223,13 +228,13 @@ def test_the_steps_that_are_timed_are_those_of_the_training(script, argv, monkey
         timed.append((recipe.name, recipe.max_length, size, dtype))
         return 1.0
 
-    monkeypatch.setattr(script, "step_seconds", step_seconds)
+    monkeypatch.setattr(times, "step_seconds", step_seconds)
     monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: True)
-    script.Evidence(script.parsed([*argv, "--only", "ppa", "--seeds", "0", "--bf16"])).time_steps()
-    assert timed == [("ppa", script.LENGTH, 8, torch.bfloat16)] * script.ROUNDS
+    times.time_steps(script.Evidence(script.parsed([*argv, "--only", "ppa", "--seeds", "0", "--bf16"])))
+    assert timed == [("ppa", script.LENGTH, 8, torch.bfloat16)] * times.ROUNDS
     del timed[:]
-    script.Evidence(script.parsed([*argv, "--only", "tr", "tr+wtr", "--seeds", "0"])).time_steps()
-    assert [name for name, *_ in timed] == ["tr", "tr+wtr"] * script.ROUNDS
+    times.time_steps(script.Evidence(script.parsed([*argv, "--only", "tr", "tr+wtr", "--seeds", "0"])))
+    assert [name for name, *_ in timed] == ["tr", "tr+wtr"] * times.ROUNDS
 
 
 def test_every_recipe_is_valid_and_every_claim_names_two(script, tmp_path):
@@ -456,14 +461,14 @@ def test_blocks_of_a_mean_of_few_items_are_the_items(table):
     assert table.block_values(MEASURES["items"], {"de": ITEMS["items"]}) == pytest.approx(100 * ITEMS["items"])
 
 
-def test_times_of_other_recipes_are_kept_if_they_are_comparable(script, tmp_path):
+def test_times_of_other_recipes_are_kept_if_they_are_comparable(script, times, tmp_path):
     path, facts = tmp_path / "step_times.json", {"rounds": 2, "hardware": {"cpus": 2}}
-    assert script.stored_times(path, facts, {"tr"}) == {}
+    assert times.stored_times(path, facts, {"tr"}) == {}
     script.write_part(path, facts | {"seconds": {"tr": 4.0, "dap": 8.0}})
-    assert script.stored_times(path, facts, {"tr"}) == {"dap": 8.0}
+    assert times.stored_times(path, facts, {"tr"}) == {"dap": 8.0}
     with pytest.raises(script.UsageError, match=r"other recipes \(dap\).*without --only"):
-        script.stored_times(path, facts | {"hardware": {"cpus": 4}}, {"tr"})
-    assert script.stored_times(path, facts | {"hardware": {"cpus": 4}}, {"tr", "dap"}) == {}
+        times.stored_times(path, facts | {"hardware": {"cpus": 4}}, {"tr"})
+    assert times.stored_times(path, facts | {"hardware": {"cpus": 4}}, {"tr", "dap"}) == {}
 
 
 # --- The page ---
