@@ -112,7 +112,7 @@ to vectors of {dimensions} dimensions, in which sentences are close to their tra
 [multilingual-e5-small](https://huggingface.co/{base}), tuned with [metaphrase](https://github.com/metaphrase/metaphrase) on
 {pairs:,} pairs of English sentences and their translations into {count} ({languages}). The tables show gains and losses.
 
-- **Recipe:** {recipe}{merged}{debiased}{chosen}
+- **Recipe:** {recipe}{changes}
 - **Package:** the difference from multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is downloaded from PyPI.
 - **Licence:** {license}; see `LICENSE` and `NOTICE.md`.
 
@@ -215,40 +215,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
     parser.add_argument("--limit", nargs="*", default=[], help="further sentences of the card's section on limits")
     parser.add_argument("--notice", type=Path, help="origin and licences of the training data, in Markdown")
-    parser.add_argument("--origin", help="the training text in a few words, if its origin is unknown to the run")
+    parser.add_argument(
+        "--origin",
+        default="text of unknown origin",
+        help="the training text in a few words, if the run does not know it",
+    )
     parser.add_argument(
         "--rebuild", help="command that repeats the build (default: that of the run and of this script)"
     )
     options = parser.parse_args(argv)
-    options.merged = options.runs is not None
-    options.runs = options.runs or [options.release]
-    for run in options.runs:
+    for run in options.runs or [options.release]:
         if not (run / "run.json").is_file():
-            merged = (
-                "" if options.merged else ". If `metaphrase merge` made it, name the runs that were merged with --runs"
+            hint = (
+                "" if options.runs else ". If `metaphrase merge` made it, name the runs that were merged with --runs"
             )
-            parser.error(f"{run} is not the folder of a finished run: missing run.json{merged}")
-        if options.notice is None and not trained_on_packaged_bitext(run):
+            parser.error(f"{run} is not the folder of a finished run: missing run.json{hint}")
+        if options.notice is None and not all(map(is_packaged, recorded(ModelCard.load(run / CARD))["data"])):
             parser.error(
                 f"{run} was trained on other data than the packaged bitext. Pass a file with their origin and licences as "
                 "--notice."
             )
-    if options.merged and options.rebuild is None:
+    if options.runs and options.rebuild is None:
         parser.error("--runs requires --rebuild, the command that repeats the build")
     prepare_process()
     name, module = options.package.name, options.package.name.replace("-", "_")
-    target = options.package / module
+    target, release = options.package / module, Release(options.release, options.runs)
     options.package.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".build-", dir=options.package.parent) as place:
-        write_files(options, Path(place), name)
+        write_files(release, Path(place), name, options)
         target.mkdir(parents=True, exist_ok=True)
         for path in Path(place).iterdir():
             path.replace(target / path.name)
-    base = ModelCard.load(target / CARD).data.base_model
     options.cards.mkdir(exist_ok=True)
     for path, text in ((options.package / "pyproject.toml", PYPROJECT), (target / "__init__.py", INIT)):
         if not path.exists():
-            path.write_text(text.format(name=name, module=module, base=base), encoding="utf-8")
+            content = text.format(name=name, module=module, base=release.card.data.base_model)
+            path.write_text(content, encoding="utf-8")
     fill_pages([target / CARD])
     shutil.copy(target / CARD, options.cards / f"{name}.md")
     load_encoder(target, device="cpu")  # compares it with its digests and references
@@ -256,103 +258,122 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def trained_on_packaged_bitext(release: Path) -> bool:
-    """Whether all training files of a run belong to the package."""
-    return all(PACKAGED.items() <= row.items() for row in trained_on([release]))
+class Release:
+    """A release of the starter, and the runs that it was made from: itself, or several that `metaphrase merge` added."""
 
+    def __init__(self, folder: Path, runs: Sequence[Path] | None) -> None:
+        self.folder = folder
+        self.is_sum = runs is not None
+        self.folders = list(runs or [folder])
+        self.runs = [read_json(run / "run.json") for run in self.folders]
+        self.card = ModelCard.load(folder / CARD)
+        self.cards = [ModelCard.load(run / CARD) for run in self.folders]
+        self.base: str = self.runs[0].get("base", self.runs[0]["model"])
+        facts = recorded(self.card) if self.is_sum else self.runs[0]
+        #: The weight of what training changed, and the directions that were removed, if any.
+        self.merge, self.debias = facts.get("merge"), facts.get("debias")
+        rows = [row for card in self.cards for row in recorded(card)["data"]]
+        #: What the cards of the runs record about their training files, each once.
+        self.data = list({(row["language"], row.get("sha256") or row["file"]): row for row in rows}.values())
 
-def trained_on(runs: Sequence[Path]) -> list[dict[str, Any]]:
-    """What the cards of runs record about their training files, each once."""
-    rows = [row for run in runs for row in facts_of(run)["data"]]
-    return list({(row["language"], row.get("sha256") or row["file"]): row for row in rows}.values())
+    @property
+    def directions(self) -> int:
+        """The number of removed directions."""
+        return self.debias["directions"] if self.debias else 0
 
-
-def write_files(options: argparse.Namespace, folder: Path, name: str) -> None:
-    """Write the vector, its references, digests, card and notices."""
-    release: Path = options.release
-    runs = [read_json(run / "run.json") for run in options.runs]
-    for path, run in zip(options.runs, runs, strict=True):
-        if not is_starter(run["model"]):
+    def check(self) -> None:
+        """Exit if the release was not made from the starter and these runs, or has another licence."""
+        for path, run in zip(self.folders, self.runs, strict=True):
+            if not is_starter(run["model"]):
+                raise SystemExit(
+                    f"{path} was trained from {run['model']}, not from the starter, which everybody can load."
+                )
+        if (license := self.card.data.license) != "mit":
             raise SystemExit(
-                f"{path} was trained from {run['model']}, not from the starter, which everybody can load."
+                f"The package has the licence of the starter, MIT, but the card of {self.folder} states {license}."
             )
-    if (license := ModelCard.load(release / CARD).data.license) != "mit":
-        raise SystemExit(
-            f"The package has the licence of the starter, MIT, but the card of {release} states {license}."
-        )
-    base, file = runs[0].get("base", runs[0]["model"]), folder / VECTOR_FILE
-    if options.merged:
-        check_sum(base, options)
-    merge(MergeOptions([base, str(release)], alpha=1.0, vector=str(file), bits=BITS))
+        if self.is_sum:
+            self.check_sum()
+
+    def check_sum(self) -> None:
+        """Exit if the release is not the base and the weighted changes of the runs, apart from removed directions."""
+        alpha = (self.merge or {}).get("alpha")
+        if not isinstance(alpha, int | float):
+            raise SystemExit(
+                f"The card of {self.folder} does not record one weight of the runs. Merge them with one --alpha."
+            )
+        base = load_encoder(self.base, device="cpu")
+        vectors = [TaskVector.between(base, load_encoder(str(run), device="cpu")) for run in self.folders]
+        wanted = combine(vectors, alpha).apply(base).state_dict()
+        found = load_encoder(str(self.folder), device="cpu").state_dict()
+        if missing := [name for name, weight in wanted.items() if not torch.allclose(weight, found[name], atol=1e-5)]:
+            raise SystemExit(
+                f"{self.folder} is not the sum of {' and '.join(map(str, self.folders))} with weight {alpha:g}: "
+                f"{missing[0]} differs."
+            )
+
+    def reference_texts(self) -> list[str]:
+        """The sentences of every release, and one of the declaration in each language of the release."""
+        declaration = load_parallel_folder(UDHR)
+        languages = sorted(self.card.data.language)
+        return [*REFERENCE_TEXTS, *(declaration[one].sources[0] for one in languages if one in declaration)]
+
+
+def recorded(card: ModelCard) -> dict[str, Any]:
+    """What a card records for programs."""
+    return dict(card.data.to_dict()["metaphrase"])
+
+
+def is_packaged(file: Mapping[str, Any]) -> bool:
+    """Whether a training file belongs to the package."""
+    return PACKAGED.items() <= file.items()
+
+
+def write_files(release: Release, folder: Path, name: str, options: argparse.Namespace) -> None:
+    """Write the vector, its references, digests, card and notices."""
+    release.check()
+    file = folder / VECTOR_FILE
+    merge(MergeOptions([release.base, str(release.folder)], alpha=1.0, vector=str(file), bits=BITS))
     if file.stat().st_size > LARGEST:
         raise SystemExit(
             f"The vector has {file.stat().st_size:,} bytes, more than {LARGEST:,}. Freeze the word embeddings."
         )
-    vector = TaskVector.load(file)
-    tuned, merged = load_encoder(release, device="cpu"), load_encoder(f"{vector.base_name} + {file}", device="cpu")
-    texts = reference_texts(release)
-    embeddings_bh, difference = compared(tuned, merged, texts)
+    vector, texts = TaskVector.load(file), release.reference_texts()
+    tuned = load_encoder(release.folder, device="cpu")
+    model = load_encoder(f"{vector.base_name} + {file}", device="cpu")
+    embeddings_bh, difference = compared(tuned, model, texts)
     reference = {"texts": texts, "tolerance": TOLERANCE, "embeddings": embeddings_bh.tolist()}
     (folder / REFERENCE).write_text(json.dumps(reference, ensure_ascii=False) + "\n", encoding="utf-8")
-    digests = {"base": vector.base, "weights": weights_digest(merged)}
-    files = {one: file_facts(folder / one) for one in (VECTOR_FILE, REFERENCE)}
-    write_json(folder / MANIFEST, {"base_name": vector.base_name, **digests, "files": files, "versions": versions()})
-    facts = {"vector": vector, "file": file, "difference": difference, "references": len(texts)}
-    measured = [merged] if options.merged else [tuned, merged]
-    facts |= {"merged": digests["weights"], "hashes": [model_hash(one) for one in measured]}
-    facts |= {"origin": options.origin or "text of unknown origin", "rebuild": options.rebuild}
-    (folder / CARD).write_text(card(name, options, runs, merged, facts), encoding="utf-8")
+    manifest = {
+        "base_name": vector.base_name,
+        "base": vector.base,
+        "weights": weights_digest(model),
+        "files": {one: file_facts(folder / one) for one in (VECTOR_FILE, REFERENCE)},
+        "versions": versions(),
+    }
+    write_json(folder / MANIFEST, manifest)
+    hashes = [model_hash(one) for one in ([model] if release.is_sum else [tuned, model])]
+    text = card(release, name, options, model, manifest, hashes=hashes, texts=len(texts), difference=difference)
+    (folder / CARD).write_text(text, encoding="utf-8")
     (folder / "LICENSE").write_text(LICENSE, encoding="utf-8")
-    data, udhr = ((PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr"))
-    if options.notice is not None:
-        packaged = [data] if any(PACKAGED.items() <= row.items() for row in trained_on(options.runs)) else []
-        data = "\n\n".join([options.notice.read_text(encoding="utf-8").strip(), *packaged])
-    notice = NOTICE.format(base=ModelCard.load(release / CARD).data.base_model, data=data)
-    notice += DIRECTIONS_NOTICE.format(udhr=udhr) if (made_from(options, runs)[1] or {}).get("directions") else ""
-    (folder / "NOTICE.md").write_text(notice, encoding="utf-8")
+    (folder / "NOTICE.md").write_text(notices(release, options.notice), encoding="utf-8")
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
-    """What a card records for programs."""
-    return dict(ModelCard.load(folder / CARD).data.to_dict()["metaphrase"])
+def notices(release: Release, own: Path | None) -> str:
+    """The origin and licences of the training data and, if directions were removed, of the texts that they come from."""
+    demo, udhr = ((PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr"))
+    data = [] if own is None else [own.read_text(encoding="utf-8").strip()]
+    if any(map(is_packaged, release.data)):
+        data.append(demo)
+    notice = NOTICE.format(base=release.card.data.base_model, data="\n\n".join(data))
+    return notice + DIRECTIONS_NOTICE.format(udhr=udhr) if release.directions else notice
 
 
-def made_from(options: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    """The weight of what training changed, and the directions that were removed, if any."""
-    facts = facts_of(options.release) if options.merged else runs[0]
-    return facts.get("merge"), facts.get("debias")
-
-
-def check_sum(base_name: str, options: argparse.Namespace) -> None:
-    """Refuse a release that is not the base and the weighted changes of the runs, apart from removed directions."""
-    alpha = (facts_of(options.release).get("merge") or {}).get("alpha")
-    if not isinstance(alpha, int | float):
-        raise SystemExit(
-            f"The card of {options.release} does not record one weight of the runs. Merge them with one --alpha."
-        )
-    base = load_encoder(base_name, device="cpu")
-    vectors = [TaskVector.between(base, load_encoder(str(run), device="cpu")) for run in options.runs]
-    wanted = combine(vectors, alpha).apply(base).state_dict()
-    found = load_encoder(str(options.release), device="cpu").state_dict()
-    if missing := [name for name, one in wanted.items() if not torch.allclose(one, found[name], atol=1e-5)]:
-        raise SystemExit(
-            f"{options.release} is not the sum of {' and '.join(map(str, options.runs))} with weight {alpha:g}: "
-            f"{missing[0]} differs."
-        )
-
-
-def reference_texts(release: Path) -> list[str]:
-    """The sentences of every release, and one of the declaration in each language of the release."""
-    languages = ModelCard.load(release / CARD).data.language
-    declaration = load_parallel_folder(UDHR)
-    return [*REFERENCE_TEXTS, *(declaration[one].sources[0] for one in sorted(languages) if one in declaration)]
-
-
-def compared(tuned: SentenceTransformer, merged: SentenceTransformer, texts: list[str]) -> tuple[np.ndarray, float]:
+def compared(tuned: SentenceTransformer, model: SentenceTransformer, texts: list[str]) -> tuple[np.ndarray, float]:
     """The embeddings of texts with the package's model, and their largest difference from those of the release."""
-    if tuned.prompts != merged.prompts:
-        raise SystemExit(f"The release stores the prompts {tuned.prompts}, but the vector has {merged.prompts}.")
-    ours_bh, theirs_bh = (one.encode(texts, prompt="", show_progress_bar=False) for one in (merged, tuned))
+    if tuned.prompts != model.prompts:
+        raise SystemExit(f"The release stores the prompts {tuned.prompts}, but the vector has {model.prompts}.")
+    ours_bh, theirs_bh = (one.encode(texts, prompt="", show_progress_bar=False) for one in (model, tuned))
     difference = float(np.abs(unit_rows(ours_bh) - unit_rows(theirs_bh)).max())
     if not difference <= MAX_DIFFERENCE:
         raise SystemExit(f"In {BITS} bits, an embedding differs by {difference:.1e}, more than {MAX_DIFFERENCE:.0e}.")
@@ -360,65 +381,62 @@ def compared(tuned: SentenceTransformer, merged: SentenceTransformer, texts: lis
 
 
 def card(
+    release: Release,
     name: str,
     options: argparse.Namespace,
-    runs: Sequence[Mapping[str, Any]],
     model: SentenceTransformer,
-    facts: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    *,
+    hashes: Sequence[str],
+    texts: int,
+    difference: float,
 ) -> str:
-    """The text of the card, from the facts of the runs and the sections of their cards."""
-    own, cards = (ModelCard.load(options.release / CARD), [ModelCard.load(run / CARD) for run in options.runs])
-    data = own.data.to_dict()
-    vector: TaskVector = facts["vector"]
-    corpus = trained_on(options.runs)
-    languages = sorted({row["language"] for row in corpus})
-    metadata = card_metadata(name, options, runs, data, facts["hashes"])
+    """The text of the card, from the facts of the runs and the sections of their cards.
+
+    ``hashes`` are those under which the model was measured. The embeddings of some ``texts`` differ from those of the release
+    by up to ``difference``.
+    """
+    metadata, languages = card_metadata(release, name, hashes), sorted({row["language"] for row in release.data})
+    results, vector = section(release.card.text, "Results"), manifest["files"][VECTOR_FILE]
     return TEXT.format(
         metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
         name=name,
         prompts=prompts_in_words(model),
         dimensions=model.get_embedding_dimension(),
-        base=data["base_model"],
-        pairs=sum(row["pairs"] for row in corpus),
+        base=release.card.data.base_model,
+        pairs=sum(row["pairs"] for row in release.data),
         count=counted(len(languages), "language"),
         languages=", ".join(languages),
-        recipe="; ".join(map(run_in_words, runs, options.runs)),
-        **changes_in_words(options, runs),
+        recipe="; ".join(map(run_in_words, release.runs, release.cards)),
+        changes=changes_in_words(release),
         bits=BITS,
-        megabytes=facts["file"].stat().st_size / 1e6,
-        license=data["license"],
-        results=RESULTS.format(results=results) if (results := section(own.text, "Results")) else "",
-        base_name=cell(vector.base_name),
-        base_digest=vector.base,
+        megabytes=vector["bytes"] / 1e6,
+        license=release.card.data.license,
+        results=RESULTS.format(results=results) if results else "",
+        base_name=cell(manifest["base_name"]),
+        base_digest=manifest["base"],
         file=VECTOR_FILE,
-        vector_digest=file_facts(facts["file"])["sha256"],
-        merged_digest=facts["merged"],
-        references=facts["references"],
+        vector_digest=vector["sha256"],
+        merged_digest=manifest["weights"],
+        references=texts,
         tolerance=TOLERANCE,
-        difference=facts["difference"],
-        limits="\n".join(f"- {one}" for one in (*limits(runs, corpus, facts["origin"]), *options.limit)),
-        training=training(cards),
-        measured=f"All results were measured with the difference in {BITS} bits.\n\n" if options.merged else "",
-        rebuild=facts["rebuild"] or rebuild_command(name, runs[0]["command"]),
-        citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(cards[0].text, 'Citation')}",
+        difference=difference,
+        limits="\n".join(f"- {one}" for one in (*limits(release, options.origin), *options.limit)),
+        training=training(release.cards),
+        measured=f"All results were measured with the difference in {BITS} bits.\n\n" if release.is_sum else "",
+        rebuild=options.rebuild or rebuild_command(name, release.runs[0]["command"]),
+        citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(release.cards[0].text, 'Citation')}",
     )
 
 
-def card_metadata(
-    name: str,
-    options: argparse.Namespace,
-    runs: Sequence[Mapping[str, Any]],
-    data: Mapping[str, Any],
-    hashes: Sequence[str],
-) -> dict[str, Any]:
+def card_metadata(release: Release, name: str, hashes: Sequence[str]) -> dict[str, Any]:
     """The metadata of the card, from those of the release's card and the hashes under which the model was measured."""
-    recorded = facts_of(options.release)
-    if options.merged:
-        merge, debias = made_from(options, runs)
-        recorded = {"runs": list(map(facts_of, options.runs)), "merge": merge, "debias": debias}
+    data, facts = release.card.data.to_dict(), recorded(release.card)
+    if release.is_sum:
+        facts = {"runs": list(map(recorded, release.cards)), "merge": release.merge, "debias": release.debias}
     metadata = {
         **{key: data[key] for key in KEPT_METADATA if key in data},
-        "metaphrase": {**recorded, "measured_as": hashes},
+        "metaphrase": {**facts, "measured_as": hashes},
         "base_model_relation": "finetune",
         "library_name": "metaphrase",
         "pipeline_tag": "sentence-similarity",
@@ -429,34 +447,33 @@ def card_metadata(
     return metadata
 
 
-def changes_in_words(options: argparse.Namespace, runs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Texts for the card: how the base was merged and debiased, and how weight and directions were chosen."""
-    alpha, removed = made_from(options, runs)
-    merged = f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else ""
-    if len(runs) > 1:
+def changes_in_words(release: Release) -> str:
+    """How the base was merged and debiased, and how weight and directions were chosen."""
+    alpha, removed = release.merge, release.debias if release.directions else None
+    merged = debiased = ""
+    if alpha and len(release.runs) > 1:
         merged = f"; the changes of the runs are added to the base with weight (alpha) {alpha['alpha']:g}"
-    removed = removed and removed["directions"] and removed
+    elif alpha:
+        merged = f"; merged with the base, with weight {alpha['alpha']:g}"
+    if removed:
+        debiased = f"; {removed['directions']} directions of language identity are projected out"
     chosen = [one["chosen"] for one in (alpha, removed) if one and one.get("chosen")]
-    return {
-        "merged": merged,
-        "debiased": f"; {removed['directions']} directions of language identity are projected out" if removed else "",
-        "chosen": ". " + " ".join(chosen) if chosen else "",
-    }
+    return merged + debiased + (". " + " ".join(chosen) if chosen else "")
 
 
-def limits(runs: Sequence[Mapping[str, Any]], corpus: Sequence[Mapping[str, Any]], origin: str) -> list[str]:
+def limits(release: Release, origin: str) -> list[str]:
     """The limits of every package, with the facts of the runs."""
     known = {
-        "origin": " and ".join(dict.fromkeys(row.get("origin", origin) for row in corpus)),
-        "length": " or ".join(dict.fromkeys(str(run["recipe"]["max_length"]) for run in runs)),
-        "seed": " and ".join(dict.fromkeys(str(run["seed"]) for run in runs)),
+        "origin": " and ".join(dict.fromkeys(row.get("origin", origin) for row in release.data)),
+        "length": " or ".join(dict.fromkeys(str(run["recipe"]["max_length"]) for run in release.runs)),
+        "seed": " and ".join(dict.fromkeys(str(run["seed"]) for run in release.runs)),
     }
     return [one.format(**known) for one in LIMITS]
 
 
-def run_in_words(run: Mapping[str, Any], folder: Path) -> str:
+def run_in_words(run: Mapping[str, Any], card: ModelCard) -> str:
     """Recipe, steps, batch size and number of languages of a run."""
-    languages = counted(len({row["language"] for row in facts_of(folder)["data"]}), "language")
+    languages = counted(len({row["language"] for row in recorded(card)["data"]}), "language")
     return f"`{run['recipe']['name']}`, {run['steps']:,} steps of {run['batch_size']:,} pairs in {languages}"
 
 
