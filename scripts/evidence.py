@@ -21,18 +21,18 @@ the work: each skips cells that another one computes.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import shutil
 import sys
 import time
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -42,6 +42,7 @@ from evidence_table import CONFIG, VARIANTS, stored_scores, write_page
 from evidence_time import plan, time_steps
 from sentence_transformers import SentenceTransformer
 from stored_results import reports_errors
+from transformers import HfArgumentParser
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
@@ -60,6 +61,7 @@ from metaphrase.evaluation.suites.benchmarks import REVISION
 from metaphrase.evaluation.suites.running import find_benchmarks, run_benchmark
 from metaphrase.evaluation.suites.samples import Sample
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256, files_sha256, json_digest, model_hash
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process, versions
 from metaphrase.io.files import DEMO, as_json
@@ -117,6 +119,43 @@ FINE_TUNED = ("xnli", "xquad")
 PROMPTS = {"prompt": "auto", "plain": None}
 
 
+@dataclass
+class Options:
+    """The program's options, and the recipes of its configuration."""
+
+    data: str = option("benchmarks", "Folder of the benchmarks, as for `metaphrase evaluate`.")
+    config: Path = option(CONFIG, "Recipes and their page (default: configs/evidence.yaml).")
+    only: list[str] = option([], "Recipes of the configuration (default: all).", metavar="RECIPE")
+    seeds: list[int] = option([0, 1, 2])
+    suites: list[str] = option(ALL_SUITES, "Suites to measure (default: all).", choices=ALL_SUITES)
+    variants: list[str] = option(list(VARIANTS), "Default: all.", choices=list(VARIANTS))
+    debias: int = option(
+        0,
+        "Remove N directions of language identity before alpha is chosen, and measure only merged encoders (default: 0); the "
+        "results are a setting of their own.",
+        metavar="N",
+    )
+    steps: int = option(100)
+    batch_size: int = option(64)
+    model: str = option(STARTER, "Encoder to train: 'starter', a folder or a Hub id.")
+    reinitialise: int = option(0, "Reinitialise its top N layers first.", metavar="N")
+    bf16: bool = option(
+        False, "Train, and embed sentences, in bfloat16 (default: float32); the results are a setting of their own."
+    )
+    corpus: str = option(str(DEMO), "Bitext with train and dev sets (default: the demo's).")
+    results: Path | None = option(
+        None, "Folder of the results, with a subfolder for each setting (default: scripts/results/CONFIG)."
+    )
+    work_dir: str = option("runs/evidence", "Folder of task vectors, embeddings and whole results.")
+    page: Path | None = option(None, "Page with markers to write (default: that of --config, without --results only).")
+    device: Literal["cpu", "cuda"] | None = option(None, "Device (default: a GPU if available).")
+    plan: bool = option(False, "Only print stored and missing results, and the estimated time.")
+    time: bool = option(False, "Only measure the time of a step of each recipe.")
+    write: bool = option(False, "Only write the page and the model cards.")
+    recipes: dict[str, Any] = field(init=False)
+    transfer: str = field(init=False)
+
+
 @dataclass(frozen=True)
 class Cell:
     """A recipe with a seed, the folder of its results, and the encoders that are measured.
@@ -146,14 +185,14 @@ class Cell:
         return f"{self.name}, seed {self.seed}"
 
 
-def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
+def load_cells(options: Options, folder: Path) -> list[Cell]:
     """The chosen cells, seed by seed.
 
     Raises:
         UsageError: A recipe is unknown.
     """
     entries = options.recipes
-    if unknown := sorted(set(options.only or ()) - entries.keys()):
+    if unknown := sorted(set(options.only) - entries.keys()):
         raise UsageError(f"Unknown recipe {unknown[0]!r}. The recipes are {', '.join(entries)}.")
     cells = []
     for seed in options.seeds:
@@ -175,7 +214,7 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
     return cells
 
 
-def setting_name(options: argparse.Namespace) -> str:
+def setting_name(options: Options) -> str:
     """Name of the folder of results with these options."""
     name = Path(options.model).name
     if options.reinitialise:
@@ -191,7 +230,7 @@ def setting_name(options: argparse.Namespace) -> str:
 class Evidence:
     """The cells of a setting, and their stages."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: Options) -> None:
         if options.bf16 and options.device != "cuda" and not has_bfloat16_instructions():
             raise UsageError("--bf16 needs a CPU with instructions for bfloat16, or --device cuda.")
         self.options = options
@@ -690,63 +729,10 @@ def counted_passes(model: SentenceTransformer) -> Iterator[dict[str, int]]:
         hook.remove()
 
 
-def option_parser() -> argparse.ArgumentParser:
-    """The parser of the program's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="benchmarks", help="Folder of the benchmarks, as for `metaphrase evaluate`.")
-    parser.add_argument(
-        "--config", type=Path, default=CONFIG, help="Recipes and their page (default: configs/evidence.yaml)."
-    )
-    parser.add_argument("--only", nargs="+", metavar="RECIPE", help="Recipes of the configuration (default: all).")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--suites", nargs="+", choices=ALL_SUITES, default=ALL_SUITES, help="Suites to measure (default: all)."
-    )
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="Default: all.")
-    parser.add_argument(
-        "--debias",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Remove N directions of language identity before alpha is chosen, and measure only merged encoders "
-        "(default: 0); the results are a setting of their own.",
-    )
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--model", default=STARTER, help="Encoder to train: 'starter', a folder or a Hub id.")
-    parser.add_argument(
-        "--reinitialise", type=int, default=0, metavar="N", help="Reinitialise its top N layers first."
-    )
-    parser.add_argument(
-        "--bf16",
-        action="store_true",
-        help="Train, and embed sentences, in bfloat16 (default: float32); the results are a setting of their own.",
-    )
-    parser.add_argument("--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: the demo's).")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        help="Folder of the results, with a subfolder for each setting (default: scripts/results/CONFIG).",
-    )
-    parser.add_argument(
-        "--work_dir", default="runs/evidence", help="Folder of task vectors, embeddings and whole results."
-    )
-    parser.add_argument(
-        "--page", type=Path, help="Page with markers to write (default: that of --config, without --results only)."
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="Device (default: a GPU if available).")
-    parser.add_argument(
-        "--plan", action="store_true", help="Only print stored and missing results, and the estimated time."
-    )
-    parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
-    parser.add_argument("--write", action="store_true", help="Only write the page and the model cards.")
-    return parser
-
-
-def parsed(argv: Sequence[str]) -> argparse.Namespace:
+def parsed(argv: Sequence[str]) -> Options:
     """The program's options, with the recipes of the configuration and the defaults that depend on other options."""
-    parser = option_parser()
-    options = parser.parse_args(argv)
+    parser = HfArgumentParser(Options, description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    (options,) = parser.parse_args_into_dataclasses(argv)
     content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     options.recipes, options.transfer = content.get("recipes"), content.get("transfer", "auto")
     options.seeds = list(dict.fromkeys(options.seeds))
