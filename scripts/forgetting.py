@@ -21,11 +21,11 @@ are not computed again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
 import tempfile
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
@@ -59,6 +59,7 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from stored_results import check_settings, fill, markdown, reports_errors
+from transformers import HfArgumentParser
 
 from metaphrase.corpus.files import find_files
 from metaphrase.encoders.loading import load_encoder
@@ -66,6 +67,7 @@ from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.counts import counted
 from metaphrase.io.digests import files_sha256, text_digest
 from metaphrase.io.environment import cores, hardware, has_bfloat16_instructions, prepare_process
@@ -125,6 +127,26 @@ TRANSFER = {
 }
 #: Test items of each language.
 TRANSFER_ITEMS = 100
+
+
+@dataclass
+class Options:
+    """Options of the program."""
+
+    stsb: Path = option(help="Folder of STS-B in several languages.")
+    mlqa: Path = option(help="Folder of MLQA's dev set, dev-xx.json.gz.")
+    transfer: Path | None = option(
+        None, "Folder with xnli or ud, to measure probes for inference or tags, or xquad, to fine-tune for questions."
+    )
+    output: Path = option(Path("runs/forgetting"), "Folder of weights and rows.")
+    only: list[str] = option([""], "Names of recipes, or parts of names (default: all).")
+    corpus: Path = option(DEMO, "Bitext to train on (default: the demo's).")
+    add: Path | None = option(None, "Folder of pairs, such as dictionaries: adds a recipe with these pairs.")
+    steps: int = option(100)
+    batch_size: int = option(64)
+    workers: int = option(1, "Recipes that are trained and measured at a time.")
+    seeds: list[int] = option([1])
+    keep: bool = option(False, "Add to scripts/results/forgetting.json and write docs/forgetting.md.")
 
 
 @dataclass(frozen=True)
@@ -350,7 +372,7 @@ def measured_rows(
     return rows
 
 
-def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measured_in_worker(cell: Cell, options: Options) -> list[dict[str, Any]]:
     """The rows of a cell, computed in a separate process."""
     prepare_process()
     return measured(cell, DevData(options.stsb, options.mlqa), options.output, options.transfer)
@@ -552,39 +574,9 @@ def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[M
 
 @reports_errors
 def main(argv: Sequence[str]) -> int:
-    """Parse the command line and run the program; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
-    parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
-    parser.add_argument(
-        "--transfer",
-        type=Path,
-        help="Folder with xnli or ud, to measure probes for inference or tags, or xquad, to fine-tune for questions.",
-    )
-    parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
-    parser.add_argument("--only", nargs="+", default=[""], help="Names of recipes, or parts of names (default: all).")
-    parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: the demo's).")
-    parser.add_argument(
-        "--add", type=Path, help="Folder of pairs, such as dictionaries: adds a recipe with these pairs."
-    )
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=1, help="Recipes that are trained and measured at a time.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument(
-        "--keep", action="store_true", help="Add to scripts/results/forgetting.json and write docs/forgetting.md."
-    )
-    options = parser.parse_args(argv)
-    run(options)
-    return 0
-
-
-def run(options: argparse.Namespace) -> None:
-    """Train and measure what is missing, and write the results.
-
-    Raises:
-        ValueError: No recipe is chosen, data are missing, or the stored results cover more.
-    """
+    """Train and measure what is missing, and write the results; return the exit status."""
+    parser = HfArgumentParser(Options, description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    (options,) = parser.parse_args_into_dataclasses(argv)
     setting = {"steps": options.steps, "batch_size": options.batch_size}
     options.seeds = list(dict.fromkeys(options.seeds))
     whole_grid = list(grid(options.seeds, options.add, corpus=options.corpus, **setting))
@@ -610,6 +602,7 @@ def run(options: argparse.Namespace) -> None:
             rows = others + with_stored_scores(new_rows, rows)
             print(json.dumps(new_rows, indent=1), flush=True)
             write_results(content, rows, order, options)
+    return 0
 
 
 def missing_cells(cells: Iterable[Cell], rows: Iterable[Mapping[str, Any]], transfer: Path | None) -> list[Cell]:
@@ -623,7 +616,7 @@ def missing_cells(cells: Iterable[Cell], rows: Iterable[Mapping[str, Any]], tran
 
 
 def write_results(
-    setting: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], order: Sequence[str], options: argparse.Namespace
+    setting: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], order: Sequence[str], options: Options
 ) -> None:
     """Write the results so far, sorted by the order of their recipes, and with ``--keep`` those of the documentation."""
     content = {**setting, "rows": sorted(rows, key=lambda row: order.index(row["recipe"]))}

@@ -12,11 +12,12 @@ have more seeds or steps.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from ablations import trained
 from dev_measures import COLUMNS, DevData, kept_embeddings, work_settings
 from forgetting import interpolated
 from stored_results import check_settings, fill, hardware_words, markdown, refuse_less, reports_errors
+from transformers import HfArgumentParser
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.seeds import difference
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process
 from metaphrase.io.files import read_json, write_json
 from metaphrase.training.configuration import RunConfig
@@ -40,6 +43,18 @@ PAGE = ROOT / "docs" / "speed.md"
 
 #: Values of the option ``bf16``.
 SETTINGS = {"float32": False, "bfloat16": True}
+
+
+@dataclass
+class Options:
+    """Options of the program."""
+
+    stsb: Path = option(help="Folder of STS-B in several languages.")
+    mlqa: Path = option(help="Folder of MLQA's dev set, dev-xx.json.gz.")
+    output: Path = option(Path("runs/precision"), "Folder of the results.")
+    seeds: list[int] = option([1, 2, 3])
+    steps: int = option(demo_settings()["max_steps"])
+    keep: bool = option(False, "Write scripts/results/precision.json and docs/speed.md.")
 
 
 def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> dict[str, Any]:
@@ -105,27 +120,11 @@ def covers(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @reports_errors
 def main(argv: Sequence[str]) -> int:
-    """Parse the command line and run the program; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
-    parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
-    parser.add_argument("--output", type=Path, default=Path("runs/precision"), help="Folder of the results.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=demo_settings()["max_steps"])
-    parser.add_argument("--keep", action="store_true", help="Write scripts/results/precision.json and docs/speed.md.")
-    options = parser.parse_args(argv)
+    """Train and measure what is missing, and write the results; return the exit status."""
+    parser = HfArgumentParser(Options, description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    (options,) = parser.parse_args_into_dataclasses(argv)
     if len(options.seeds) < 2:
         parser.error("a comparison needs at least two seeds")
-    run(options)
-    return 0
-
-
-def run(options: argparse.Namespace) -> None:
-    """Train and measure what is missing, and write the results.
-
-    Raises:
-        ValueError: The machine has no bfloat16, data are missing, or the stored results cover more.
-    """
     if options.keep:
         refuse_less(KEPT, covers, covers([{"seed": seed, "steps": options.steps} for seed in options.seeds]))
     prepare_process()
@@ -140,6 +139,7 @@ def run(options: argparse.Namespace) -> None:
     if options.keep:
         write_json(KEPT, rows)
         fill(PAGE, {"bfloat16": table(rows)})
+    return 0
 
 
 if __name__ == "__main__":
