@@ -11,39 +11,19 @@ The papers' hyper-parameters are in ``configs/finetune``. If it is run again, an
 finished one prints its table.
 """
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
+from finetuning import run, start
 
-from metaphrase.cli import parse
-from metaphrase.evaluation.transfer import (
-    ClassificationOptions,
-    FineTuningArguments,
-    finetune_classification,
-    results_table,
-)
-from metaphrase.exceptions import MetaphraseError
-from metaphrase.io.environment import prepare_process
+from metaphrase.evaluation.transfer import ClassificationOptions, finetune_classification
+
+PROGRAM = "trainers/finetune_nli.py"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, evaluate and print the table; ``results.json`` contains all results."""
-    options, arguments = parse(
-        "trainers/finetune_nli.py",
-        [ClassificationOptions, FineTuningArguments],
-        argv,
-        description=(__doc__ or "").splitlines()[0],
-    )
-    prepare_process()
-    results = finetune_classification(options, arguments)
-    if results:
-        Console().print(results_table(results))
-    return 0
+    """Train, evaluate and print the table."""
+    return run(PROGRAM, __doc__, ClassificationOptions, finetune_classification, argv)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (MetaphraseError, ValueError, OSError, ImportError) as error:
-        sys.exit(f"trainers/finetune_nli.py: {error}")
+    start(PROGRAM, main)

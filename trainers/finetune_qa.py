@@ -10,39 +10,19 @@ checkpoints, ``evaluation.transfer.data`` the data. The papers' hyper-parameters
 again, an interrupted program resumes and a finished one prints its table.
 """
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
+from finetuning import run, start
 
-from metaphrase.cli import parse
-from metaphrase.evaluation.transfer import (
-    FineTuningArguments,
-    QuestionAnsweringOptions,
-    finetune_question_answering,
-    results_table,
-)
-from metaphrase.exceptions import MetaphraseError
-from metaphrase.io.environment import prepare_process
+from metaphrase.evaluation.transfer import QuestionAnsweringOptions, finetune_question_answering
+
+PROGRAM = "trainers/finetune_qa.py"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, evaluate and print the table; ``results.json`` contains all results."""
-    options, arguments = parse(
-        "trainers/finetune_qa.py",
-        [QuestionAnsweringOptions, FineTuningArguments],
-        argv,
-        description=(__doc__ or "").splitlines()[0],
-    )
-    prepare_process()
-    results = finetune_question_answering(options, arguments)
-    if results:
-        Console().print(results_table(results))
-    return 0
+    """Train, evaluate and print the table."""
+    return run(PROGRAM, __doc__, QuestionAnsweringOptions, finetune_question_answering, argv)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (MetaphraseError, ValueError, OSError, ImportError) as error:
-        sys.exit(f"trainers/finetune_qa.py: {error}")
+    start(PROGRAM, main)

@@ -7,38 +7,23 @@
 
 F1 is seqeval's on plain tags, as in XTREME; ``evaluation.transfer.tag_scores`` explains it.
 ``evaluation.transfer.running`` documents the selection of checkpoints, ``evaluation.transfer.data`` the data. The papers'
-hyper-parameters are in ``configs/finetune``. If it is run again,
-an interrupted program resumes and a finished one prints its table.
+hyper-parameters are in ``configs/finetune``. If it is run again, an interrupted program resumes and a finished one prints its
+table.
 """
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
+from finetuning import run, start
 
-from metaphrase.cli import parse
-from metaphrase.evaluation.transfer import FineTuningArguments, TaggingOptions, finetune_tagging, results_table
-from metaphrase.exceptions import MetaphraseError
-from metaphrase.io.environment import prepare_process
+from metaphrase.evaluation.transfer import TaggingOptions, finetune_tagging
+
+PROGRAM = "trainers/finetune_tagging.py"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, evaluate and print the table; ``results.json`` contains all results."""
-    options, arguments = parse(
-        "trainers/finetune_tagging.py",
-        [TaggingOptions, FineTuningArguments],
-        argv,
-        description=(__doc__ or "").splitlines()[0],
-    )
-    prepare_process()
-    results = finetune_tagging(options, arguments)
-    if results:
-        Console().print(results_table(results))
-    return 0
+    """Train, evaluate and print the table."""
+    return run(PROGRAM, __doc__, TaggingOptions, finetune_tagging, argv)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (MetaphraseError, ValueError, OSError, ImportError) as error:
-        sys.exit(f"trainers/finetune_tagging.py: {error}")
+    start(PROGRAM, main)

@@ -4,39 +4,23 @@
         --model out/sw --train lafand --test lafand --language sw --output_dir out/mt
 
 Requires ``pip install 'metaphrase[finetuning]'`` (sacreBLEU). The hyper-parameters of the paper are in
-``configs/finetune/mgc-translation.yaml``. If it is run again, an interrupted program resumes and a
-finished one prints its table.
+``configs/finetune/mgc-translation.yaml``. If it is run again, an interrupted program resumes and a finished one prints its
+table.
 """
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
+from finetuning import run, start
 
-from metaphrase.cli import parse
-from metaphrase.evaluation.transfer import FineTuningArguments
 from metaphrase.evaluation.transfer.translation import TranslationOptions, finetune_translation, translation_table
-from metaphrase.exceptions import MetaphraseError
-from metaphrase.io.environment import prepare_process
+
+PROGRAM = "trainers/finetune_translation.py"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, evaluate and print the table; ``results.json`` contains all results."""
-    options, arguments = parse(
-        "trainers/finetune_translation.py",
-        [TranslationOptions, FineTuningArguments],
-        argv,
-        description=(__doc__ or "").splitlines()[0],
-    )
-    prepare_process()
-    results = finetune_translation(options, arguments)
-    if results:
-        Console().print(translation_table(results))
-    return 0
+    """Train, evaluate and print the table."""
+    return run(PROGRAM, __doc__, TranslationOptions, finetune_translation, argv, translation_table)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (MetaphraseError, ValueError, OSError, ImportError) as error:
-        sys.exit(f"trainers/finetune_translation.py: {error}")
+    start(PROGRAM, main)
