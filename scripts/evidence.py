@@ -238,6 +238,10 @@ class Evidence:
         self.folder = options.results / self.name
         self.work = Path(options.work_dir)
         self.cells = load_cells(options, self.folder)
+        self.alphas = FINE_ALPHAS if options.debias else ALPHAS
+        # For the settings of results: the directions that are removed from merged encoders, and another precision.
+        self.directions = {"directions": options.debias} if options.debias else {}
+        self.precision = {"bf16": True} if options.bf16 else {}
         self.failed: list[str] = []
 
     # ------------------------------------------------------------------------------------------- what all cells share
@@ -331,21 +335,6 @@ class Evidence:
     def guard_digests(self) -> dict[str, str]:
         """Digest of the development data of each guard."""
         return {path.name: files_sha256(path.glob("*dev*")) for path in self.guard_folders}
-
-    @property
-    def alphas(self) -> tuple[float, ...]:
-        """The weights that alpha is chosen from."""
-        return FINE_ALPHAS if self.options.debias else ALPHAS
-
-    @property
-    def directions(self) -> dict[str, int]:
-        """The directions that are removed from merged encoders, if any, for the settings of results."""
-        return {"directions": self.options.debias} if self.options.debias else {}
-
-    @property
-    def precision(self) -> dict[str, bool]:
-        """The precision, if it is not float32, for the settings of results."""
-        return {"bf16": True} if self.options.bf16 else {}
 
     # ------------------------------------------------------------------------------------------------------- the stages
 

@@ -472,16 +472,13 @@ def _cost_table(stored: Stored, recipes: Sequence[str]) -> list[str]:
     rows = []
     for recipe in recipes:
         training = [stored.training[recipe, seed] for seed in stored.seeds(recipe)]
-        seconds = stored.step_seconds.get(recipe)
-        reference_seconds = stored.step_seconds.get(REFERENCE)
+        seconds, reference = (stored.step_seconds.get(name) for name in (recipe, REFERENCE))
         rows.append(
             {
                 "recipe": f"`{recipe}`",
                 "seeds": str(len(training)),
                 "seconds per step": f"{seconds:.2f}" if seconds else "",
-                f"time ÷ `{REFERENCE}`": f"{seconds / reference_seconds:.1f} ×"
-                if seconds and reference_seconds
-                else "",
+                f"time ÷ `{REFERENCE}`": f"{seconds / reference:.1f} ×" if seconds and reference else "",
                 "encoder calls per step": f"{fmean(facts['encoder_calls'] for facts in training):.1f}",
                 "tokens per step": f"{fmean(facts['tokens'] for facts in training):,.0f}",
                 "alpha": stored.chosen_alphas(recipe),
