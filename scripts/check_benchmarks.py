@@ -7,7 +7,7 @@
 Nothing here is imported from the package. The definitions come from the papers and their released code: SIB-200
 (Adelani et al. 2024), LAReQA (Roy et al. 2020), SimAlign's itermax (Jalili Sabet et al. 2020), the alignment error rate (Och
 and Ney 2003), and xsim++ (Chen et al. 2023) with LASER's ratio margin. With ``--results``, scores that differ by more than
-0.1 are errors, and so are scores that none of the results has. Pass the results of all suites whose embeddings are there.
+0.1 are errors, and so are scores that none of the results has. Pass the results of all embedded suites.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def compare(found: dict[str, dict[str, float]], results: list[dict[str, Any]]) -
 
 
 def scores(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
-    """All scores whose embeddings are there, by the names that `metaphrase evaluate` gives them."""
+    """The scores of all embedded data sets, by the names that `metaphrase evaluate` gives them."""
     found: dict[str, dict[str, float]] = {}
     if (embeddings / "sib200").is_dir():
         found["sib200 topics"] = topic_accuracy(data, embeddings)

@@ -1,4 +1,4 @@
-"""Bitexts that are made from another one: with hard negatives, of mined pairs, and with the pairs of a second one added."""
+"""Bitexts derived from another one: with hard negatives, with mined pairs, or with pairs of a second one added."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def save(path: Path, array: np.ndarray) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Embed the data sets that are there."""
+    """Embed the data sets that the folder contains."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="A folder or a Hub id.")
     parser.add_argument("data", type=Path, help="Folder of the data sets.")

@@ -66,7 +66,7 @@ RESOURCES = ("trained", "in XLM-R", "not in XLM-R")
 GAIN_AXIS, COST_AXIS = "tatoeba", "stsb"
 #: The baselines of the tables: the encoder before training, and a recipe.
 STARTER, REFERENCE = "starter", "tr"
-#: Prefix of the names of scores of a group of languages of Tatoeba.
+#: Prefix of the scores of groups of Tatoeba's languages.
 TATOEBA_GROUP = "tatoeba, the "
 #: File with the time of a step of each recipe.
 STEP_TIMES = "step_times.json"

@@ -1,4 +1,4 @@
-"""Row on the commands of the README, from the results that they leave; nothing is run again."""
+"""Row on the durations of the README's commands, from their stored results: nothing is run again."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def busy_process() -> Iterator[None]:
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
-    """Return the duration of a function, by the clock on the wall."""
+    """Return the wall-clock time of a function."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -81,7 +81,7 @@ def time_threads(context: Context) -> dict[str, list[float]]:
 def threads(context: Context) -> Iterator[Figure]:
     """Encoding and training with two threads, alone and beside a busy process, by the waiting of OpenMP's threads.
 
-    The time is that on the wall. Each process measures itself a few times; processes of all variants alternate.
+    Times are wall-clock times. Each process measures itself a few times; processes of all variants alternate.
     """
     if context.device != "cpu" or (os.cpu_count() or 1) < 2:
         raise Skipped("it needs two CPUs")

@@ -1,9 +1,9 @@
-"""Mine two files of embeddings with metaphrase and with faiss by hand, for `mining_scale.py`.
+"""Mine two files of embeddings with metaphrase and with faiss alone, for `mining_scale.py`.
 
     python scripts/benchmarks/mining_peers.py "faiss, exact" FOLDER
 
 reads ``source.npy`` and ``target.npy`` of the folder, float32 rows of length 1, writes the pairs to ``pairs.npz`` and prints
-the seconds from the embeddings to the pairs. Our side maps the files into memory, LASER's script reads them.
+the seconds from the embeddings to the pairs. metaphrase maps the files into memory; LASER's script reads them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ ENGINES: dict[str, Callable[[Path], Scored]] = {
 
 def main(engine: str, folder: str) -> None:
     """Mine, write the pairs, and print the seconds."""
-    if engine.startswith("metaphrase"):  # its modules, which the other programs do without, are not timed
+    if engine.startswith("metaphrase"):  # importing its modules is not timed
         import_module("metaphrase.mining.margins")
     start = time.perf_counter()
     score, source, target = ENGINES[engine](Path(folder))

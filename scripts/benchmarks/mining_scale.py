@@ -9,7 +9,7 @@ are translations of lines of the other side, in another order and with some word
 with 384 dimensions, in which a word and its translation are similar: it costs little, so that the search dominates. F1
 shows what an approximate index changes, not the quality on real texts.
 
-From the same texts, the search alone is compared with programs that others write (`mining_peers.py`): each mines the same
+From the same texts, the search alone is compared with other programs (`mining_peers.py`): each mines the same
 embeddings in a process of its own, with as many threads as the command has workers. F1 is that of the best threshold.
 
 Each row, a size and an index or program, is kept in ``results/mining-scale.json`` when it is complete; an interrupted run
@@ -68,7 +68,7 @@ SIMULATED, BUCC = "simulated", "BUCC 2018 sample"
 class Options:
     """Options of the measurement."""
 
-    sizes: list[int] = option([10_000, 100_000, 1_000_000], "Lines a side.")
+    sizes: list[int] = option([10_000, 100_000, 1_000_000], "Lines per side.")
     indexes: list[str] = option(["exact", "ivf"], "Kinds of search.")
     peers: list[str] = option(list(ENGINES), f"Programs: {', '.join(ENGINES)}.")
     data: str | None = option(None, "Folder of BUCC 2018's sample, to mine with all programs.")

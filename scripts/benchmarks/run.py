@@ -187,7 +187,7 @@ def measure_missing(names: list[str], context: Context, options: Options, folder
         except Skipped as reason:
             print(f"{name}: skipped, {reason}")
             continue
-        except (RuntimeError, MemoryError, CalledProcessError):  # as when a row does not fit on this machine
+        except (RuntimeError, MemoryError, CalledProcessError):  # such as a row that needs too much memory
             traceback.print_exc()
             failed.append(name)
             continue
