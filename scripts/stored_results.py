@@ -71,12 +71,6 @@ def markdown(heads: Iterable[str], align: str, rows: Iterable[Iterable[Any]]) ->
     return lines + [f"| {' | '.join(map(str, cells))} |" for cells in rows]
 
 
-def difference_words(row: dict[str, Any]) -> str:
-    """Format a difference with its interval."""
-    low, high = row["interval"]
-    return f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
-
-
 def hardware_words(hardware: dict[str, Any]) -> str:
     """Format a description of the hardware."""
     return f"{cores(hardware)}, {counted(hardware['threads'], 'thread')}"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stored_results import difference_words, hardware_words, markdown, write_results
+from stored_results import hardware_words, markdown, write_results
 
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.evaluation.compare import difference_shown, verdict_shown
 from metaphrase.evaluation.distractors import KINDS
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.retrieval import TATOEBA_GROUPS
@@ -376,7 +376,7 @@ def test_cells(score: dict[str, Any]) -> list[str]:
     verdict = verdict_shown(test).replace("one run", "one run §")
     if test.get("runs", 1) > 1:
         verdict += f", {test['runs']} runs ¶"
-    return [difference_words(test), verdict]
+    return [difference_shown(test), verdict]
 
 
 def footnotes(lines: Sequence[str]) -> list[str]:

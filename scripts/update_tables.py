@@ -22,7 +22,6 @@ from typing import Any
 
 import yaml
 from stored_results import (
-    difference_words,
     fill,
     hardware_words,
     markdown,
@@ -41,7 +40,7 @@ from suite_tables import (
 )
 from transformers import HfArgumentParser
 
-from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.evaluation.compare import difference_shown, verdict_shown
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import cores
 from metaphrase.io.files import read_json
@@ -139,7 +138,7 @@ def report_table(content: dict[str, Any]) -> str:
 
 def change_cells(row: dict[str, Any]) -> list[str]:
     """Format the scores before and after, and their difference."""
-    return [f"{row['before']:.1f}", f"{row['after']:.1f}", difference_words(row)]
+    return [f"{row['before']:.1f}", f"{row['after']:.1f}", difference_shown(row)]
 
 
 def keep_adapted(outputs: Sequence[Path], path: Path) -> None:
@@ -197,7 +196,7 @@ def exports_table(content: dict[str, Any]) -> str:
         cells = []
         for export in exports:
             row = export["languages"][language]
-            cells.append(f"{row['after']:.1f} ({difference_words(row)}, {verdict_shown(row)})")
+            cells.append(f"{row['after']:.1f} ({difference_shown(row)}, {verdict_shown(row)})")
         rows.append([f"retrieval, {language}, {starter['n']} pairs", f"{starter['before']:.1f}", *cells])
     columns = []
     for export in exports:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from metaphrase.corpus.checks import Finding
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.evaluation.compare import ONE_RUN_NOTE, verdict_shown
+from metaphrase.evaluation.compare import ONE_RUN_NOTE, difference_shown, verdict_shown
 from metaphrase.evaluation.suites.running import Evaluations
 from metaphrase.io.counts import counted
 from metaphrase.io.tables import titled_table
@@ -80,7 +80,7 @@ def models_table(evaluations: Evaluations) -> Table:
         cells = [row.data, row.model, measure, f"{row.score:.1f}"]
         if row.interval is not None:
             facts = {key: value for key, value in asdict(row).items() if value is not None}
-            cells += [_difference(facts), verdict_shown(facts)]
+            cells += [difference_shown(facts), verdict_shown(facts)]
         table.add_row(*map(Text, cells))
     return table
 
@@ -97,16 +97,10 @@ def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str = "the encoder b
             str(len(row["seeds"])),
             f"{row['before']:.1f}",
             f"{row['after']:.1f}",
-            Text(_difference(row)),
+            Text(difference_shown(row)),
             verdict_shown(row),
         )
     return table
-
-
-def _difference(row: Mapping[str, Any]) -> str:
-    """A difference with its interval."""
-    low, high = row["interval"]
-    return f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def effect_lines(retention: Mapping[str, Any], abilities: Mapping[str, Any]) -> Iterator[str]:

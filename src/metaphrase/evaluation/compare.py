@@ -177,6 +177,16 @@ def verdict_shown(row: Mapping[str, Any]) -> str:
     return "too few to tell" if row["verdict"] == "tie" and few else str(row["verdict"])
 
 
+def difference_shown(row: Mapping[str, Any]) -> str:
+    """Return the difference of a row with its interval, for readers.
+
+    >>> difference_shown({"difference": 1.26, "interval": [-0.5, 3.0]})
+    '+1.3 [-0.5, +3.0]'
+    """
+    low, high = row["interval"]
+    return f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
 def red_line_verdict(low: float, high: float, *, limit: float) -> str:
     """Verdict of a non-inferiority test: ``"kept"``, ``"lost"`` or ``"uncertain"``.
 

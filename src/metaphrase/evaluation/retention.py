@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from metaphrase.evaluation.compare import red_line_verdict, verdict_shown
+from metaphrase.evaluation.compare import difference_shown, red_line_verdict, verdict_shown
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE
 from metaphrase.io.arguments import AtLeast0, checked
 from metaphrase.io.counts import counted
@@ -129,15 +129,13 @@ def verdict_in_words(
     verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
     lines = []
     for language, row in languages.items():
-        low, high = row["interval"]
         verdict = verdicts.get(verdict_shown(row), "Too few held-out pairs to tell")
         lines.append(
             f"{names.get(language, language)}: {verdict}. {row['before']:.1f} → "
-            f"{row['after']:.1f} % on {row['n']} held-out pairs, {row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]."
+            f"{row['after']:.1f} % on {row['n']} held-out pairs, {difference_shown(row)}."
         )
     if retained is not None:
-        pooled, limit = retained["pooled"], retained["limit"]
-        low, high = pooled["interval"]
+        limit = retained["limit"]
         loss = f"a loss of more than {limit:g} point{'' if limit == 1 else 's'}"
         verdict, meaning = {
             "kept": ("Kept", f"so {loss} can be excluded"),
@@ -145,16 +143,15 @@ def verdict_in_words(
             "uncertain": ("Uncertain", f"so {loss} cannot be excluded"),
         }[retained["verdict"]]
         lines.append(
-            f"{counted(len(retained['languages']), 'other language')}: {verdict}. {pooled['difference']:+.1f} "
-            f"[{low:+.1f}, {high:+.1f}] on average, {meaning}."
+            f"{counted(len(retained['languages']), 'other language')}: {verdict}. "
+            f"{difference_shown(retained['pooled'])} on average, {meaning}."
         )
     words = {"kept": "Kept", "lost": "Worse", "uncertain": "Uncertain", "better": "Better", "tie": "Kept (a tie)"}
     words |= {"worse": "Worse", "too few to tell": "Too few items to tell"}
     for name, row in (abilities or {}).items():
-        low, high = row["interval"]
         line = f", against a red line of {0 - row['limit']:g}" if "limit" in row else ""
         lines.append(
             f"{name[:1].upper()}{name[1:]}, {counted(len(row['languages']), 'language')}: {words[verdict_shown(row)]}. "
-            f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."
+            f"{difference_shown(row)} points{line}."
         )
     return lines if curve is None else [*lines, str(curve)]
