@@ -37,7 +37,7 @@ from metaphrase.encoders.names import STARTER
 from metaphrase.encoders.starter import starter_info
 from metaphrase.evaluation.measures import ErrorRate
 from metaphrase.evaluation.significance import RESAMPLES, percentile_interval
-from metaphrase.evaluation.word_alignment import GoldPair, alignment_scores, load_wpt
+from metaphrase.evaluation.word_alignment import GoldPair, alignment_scores, link_counts, load_wpt
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256
@@ -78,10 +78,8 @@ def apart(text: str) -> str:
 
 def error_interval(predicted: Sequence[Iterable[Link]], gold: Sequence[GoldPair]) -> tuple[float, float]:
     """Return a percentile bootstrap interval of the AER over sentence pairs, as fractions."""
-    counts = []
-    for found, pair in zip(map(set, predicted), gold, strict=True):
-        counts.append((len(found), len(pair.sure), len(found & pair.sure), len(found & (pair.sure | pair.possible))))
-    (error_r,) = ErrorRate().scores([np.array(counts)], RESAMPLES, np.random.default_rng(0))
+    counts_n4 = link_counts(predicted, [pair.sure for pair in gold], [pair.possible for pair in gold])
+    (error_r,) = ErrorRate().scores([counts_n4], RESAMPLES, np.random.default_rng(0))
     return percentile_interval(error_r / 100)
 
 

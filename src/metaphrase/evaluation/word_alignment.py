@@ -102,7 +102,7 @@ def alignment_scores(
     >>> alignment_scores([[(0, 0), (1, 1)]], [[(0, 0)]], [[(0, 0), (1, 2)]]).aer  # 1 − (1 + 1) / (2 + 1)
     0.33333333333333337
     """
-    n_predicted, n_sure, right, allowed = map(int, _counts(predicted, sure, possible).sum(axis=0))
+    n_predicted, n_sure, right, allowed = map(int, link_counts(predicted, sure, possible).sum(axis=0))
     precision = allowed / n_predicted if n_predicted else 0.0
     recall = right / n_sure if n_sure else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
@@ -110,7 +110,7 @@ def alignment_scores(
     return AlignmentScores(precision, recall, f1, aer)
 
 
-def _counts(
+def link_counts(
     predicted: Iterable[Iterable[Link]], sure: Iterable[Iterable[Link]], possible: Iterable[Iterable[Link]]
 ) -> NDArray[np.int64]:
     """``|A|, |S|, |A ∩ S|, |A ∩ P|`` of each pair, shape ``(pairs, 4)``."""
@@ -350,7 +350,7 @@ def evaluate_word_alignment(
                 predicted += [alignment.links for alignment in aligned]
                 advance(len(aligned))
         scores = {measure: 100 * score for measure, score in _scores(predicted, pairs)._asdict().items()}
-        counts_n4 = _counts(predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs])
+        counts_n4 = link_counts(predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs])
         details = scores | {"counts": counts_n4.tolist()}
         languages[key] = Measurement(len(pairs), scores["aer"], None, (sha256 or {}).get(key), details)
     return Result(
