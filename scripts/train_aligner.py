@@ -32,6 +32,7 @@ from transformers import HfArgumentParser
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.reduction import prune_layers
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.configuration import option
@@ -111,11 +112,7 @@ def write_bitext(options: Options, folder: Path, draw: int) -> Path:
 def write_lower_layers(folder: Path) -> Path:
     """Write the starter without its upper layers."""
     if not (folder / "modules.json").exists():
-        model = load_encoder("starter", device="cpu")
-        encoder: Any = model[0].auto_model
-        del encoder.encoder.layer[LAYERS:]
-        encoder.config.num_hidden_layers = LAYERS
-        model.save(str(folder))
+        prune_layers(load_encoder("starter", device="cpu"), range(LAYERS)).save(str(folder))
     return folder
 
 
