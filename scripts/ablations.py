@@ -323,11 +323,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def check_columns(grid: Grid, dataset: Any) -> None:
-    """Refuse a corpus without the columns that a cell reads, except those that training adds.
-
-    Raises:
-        ValueError: A column is missing or empty.
-    """
+    """Refuse a corpus without the columns that a cell reads, except those that training adds."""
     for cell in grid.cells:
         for column in sorted(cell.recipe.columns - {"alignment", "alignment_scores", "segmenter", "monolingual"}):
             if column not in dataset.column_names or not any(dataset[column]):
@@ -685,13 +681,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Train the missing runs of a grid and write its results.
-
-    Raises:
-        ValueError: A cell cannot be trained with these options or on this corpus.
-        FileNotFoundError: A text or model does not exist.
-    """
+def run_grid(name: str, argv: Sequence[str]) -> None:
+    """Train the missing runs of a grid and write its results. Cells that cannot be trained are refused first."""
     options, given, objective_settings = parsed(argv)
     if options.keep:
         refuse_less(KEPT / f"{name}.json", covers, covers(vars(options)))
@@ -740,7 +731,6 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
     print(f"\n{text}\n{folder / 'results.json'}" + "".join(f"\n{path}" for path in plots))
     if options.keep:
         keep(grid, result, without_folders(f"python scripts/ablations.py {shlex.join([name, *argv])}"))
-    return result
 
 
 def execute(run: Run, grid: Grid, folder: Path, links: Path) -> tuple[float, float]:

@@ -645,11 +645,7 @@ class Evidence:
             print(f"  {time.perf_counter() - started:.0f} seconds", flush=True)
 
     def check_results(self) -> None:
-        """Refuse a folder with results of another encoder or bitext, which would be replaced or averaged with new ones.
-
-        Raises:
-            UsageError: The folder has such results.
-        """
+        """Refuse a folder with results of another encoder or bitext, which would be replaced or averaged with new ones."""
         digests = {"model": self.start_digest, "corpus": self.corpus_digest}
         for path in self.folder.glob("*/seed*/train.json"):
             training = read_part(path)

@@ -559,11 +559,7 @@ def with_stored_scores(
 
 
 def require_same_start(stored: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the starter's scores differ from the stored ones by rounding at most.
-
-    Raises:
-        UsageError: They differ by more, so that results of other recipes cannot be added.
-    """
+    """Refuse stored results if the starter's scores there differ from the measured ones by more than rounding."""
     for old, new in zip(stored, measured, strict=False):
         if differing := [COLUMNS[key] for key in differing_scores(old, new)]:
             raise UsageError(

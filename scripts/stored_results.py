@@ -36,9 +36,6 @@ def refuse_less(path: Path, stored: Callable[[Any], Mapping[str, Any]], new: Map
     """Refuse to replace stored results by results that cover less.
 
     ``stored`` returns what stored results cover, given the content of their file: by name, a set, or a number.
-
-    Raises:
-        UsageError: The stored results cover more.
     """
     if not path.exists():
         return
@@ -100,11 +97,7 @@ def fill(path: Path, tables: dict[str, str]) -> None:
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder of unfinished work that was made with other settings; an empty folder is marked with them.
-
-    Raises:
-        UsageError: The settings differ.
-    """
+    """Refuse a folder of unfinished work that was made with other settings; an empty folder is marked with them."""
     path, own = folder / "settings.json", as_json(settings, default=str)
     if not path.exists():
         write_json(path, own)

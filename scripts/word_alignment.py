@@ -166,11 +166,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check(options: Options) -> None:
-    """Check that every aligner has what it requires, before the first is evaluated.
-
-    Raises:
-        UsageError: An aligner is unknown, or requires a corpus or a model.
-    """
+    """Refuse unknown aligners, and those without the corpus or model that they require, before the first is evaluated."""
     for name in options.aligners:
         if name not in ("embedding", "span", *MODELS):
             raise UsageError(f"Unknown aligner {name!r}. The aligners are embedding, span, {', '.join(MODELS)}.")

@@ -384,11 +384,7 @@ def keep(content: dict[str, Any], options: Options) -> None:
 
 
 def check_comparable(kept: dict[str, Any], own: dict[str, Any], path: Path) -> None:
-    """Check that new rows can join stored ones.
-
-    Raises:
-        UsageError: They were measured on another machine, or with other settings or versions.
-    """
+    """Refuse stored rows that were measured on another machine, or with other settings or versions."""
     flat = [{**one["facts"], "tasks": one["tasks"], "workers": one["workers"], "date": ""} for one in (kept, own)]
     if differing := [f"{key} {flat[0].get(key)}" for key, value in flat[1].items() if flat[0].get(key) != value]:
         raise UsageError(
