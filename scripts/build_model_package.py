@@ -272,14 +272,10 @@ class Release:
         facts = recorded(self.card) if self.is_sum else self.runs[0]
         #: The weight of what training changed, and the directions that were removed, if any.
         self.merge, self.debias = facts.get("merge"), facts.get("debias")
+        self.directions: int = (self.debias or {}).get("directions", 0)
         rows = [row for card in self.cards for row in recorded(card)["data"]]
         #: What the cards of the runs record about their training files, each once.
         self.data = list({(row["language"], row.get("sha256") or row["file"]): row for row in rows}.values())
-
-    @property
-    def directions(self) -> int:
-        """The number of removed directions."""
-        return self.debias["directions"] if self.debias else 0
 
     def check(self) -> None:
         """Exit if the release was not made from the starter and these runs, or has another licence."""

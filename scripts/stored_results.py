@@ -1,4 +1,4 @@
-"""What the programs here share: stored results, their tables, folders of unfinished work, and how errors are reported."""
+"""What the programs here share: stored results and their tables, folders of unfinished work, and how errors are reported."""
 
 from __future__ import annotations
 
