@@ -10,6 +10,7 @@ import yaml
 from transformers import BertConfig, BertModel
 
 from metaphrase.cli import main
+from metaphrase.evaluation.seeds import difference, interval
 from metaphrase.training.recipe import Recipe
 from tests.conftest import shape, wordpiece
 
@@ -291,18 +292,18 @@ def test_settings_of_a_cell_join_its_recipe(script, tmp_path, monkeypatch):
     assert (second.terms[0].weight, second.terms[0].args) == (0.5, {"temperature": 0.1})
 
 
-def test_intervals_are_students(script):
+def test_intervals_are_students():
     from scipy.stats import t, ttest_rel
 
     old, new = [70.0, 71.5, 72.0], [71.0, 72.0, 73.5]
-    found = script.difference(old, new)
+    found = difference(old, new)
     low, high = ttest_rel(new, old).confidence_interval(0.95)
     assert (found["mean"] - found["half"], found["mean"] + found["half"]) == pytest.approx((low, high), abs=2e-3)
     assert found["verdict"] == "tie"
-    assert script.difference(new, [x - 9 for x in new])["verdict"] == "worse"
-    assert script.difference([70.0, 71.0, 72.0], [71.0, 72.0, 73.0], sampling=1.1)["verdict"] == "tie"
-    assert script.difference([1.0], [2.0]) == {"mean": 1.0, "half": None, "values": [1.0], "verdict": "one seed"}
-    assert script.interval(old)["half"] == pytest.approx(t.ppf(0.975, 2) * 1.0408 / 3**0.5, abs=1e-3)
+    assert difference(new, [x - 9 for x in new])["verdict"] == "worse"
+    assert difference([70.0, 71.0, 72.0], [71.0, 72.0, 73.0], sampling=1.1)["verdict"] == "tie"
+    assert difference([1.0], [2.0]) == {"mean": 1.0, "half": None, "values": [1.0], "verdict": "one seed"}
+    assert interval(old)["half"] == pytest.approx(t.ppf(0.975, 2) * 1.0408 / 3**0.5, abs=1e-3)
 
 
 def test_the_page_lists_every_grid_and_shows_the_stored_results(script, tmp_path):
@@ -314,7 +315,7 @@ def test_the_page_lists_every_grid_and_shows_the_stored_results(script, tmp_path
     assert page.read_bytes() == script.PAGE.read_bytes()
 
 
-def test_seeds_that_agree_leave_the_sampling_error(script):
+def test_seeds_that_agree_leave_the_sampling_error(load_script):
     def runs(*hits):
         return [
             {
@@ -328,5 +329,6 @@ def test_seeds_that_agree_leave_the_sampling_error(script):
     new = runs({"sw": "1100", "fi": "1010"}, {"sw": "1000", "fi": "1010"})
     moved = 100 * np.array([1, 0.5, 0, 0])  # the mean over seeds; Finnish does not move
     expected = 1.96 * (moved.std(ddof=1) / 2) / 2
-    assert script.sampling_error(old, new) == pytest.approx(expected)
-    assert script.sampling_error(old, old) == 0
+    sampling_error = load_script("ablation_table").sampling_error
+    assert sampling_error(old, new) == pytest.approx(expected)
+    assert sampling_error(old, old) == 0
