@@ -124,7 +124,7 @@ def test_the_best_recipes_of_the_search_are_measured_as_releases(script, load_sc
     best = {}  # of each recipe of the grid itself, the encoder that gains most without a loss
     for row in sorted(others, key=forgetting.gain):
         is_eligible = row["recipe"] not in ("starter", *trained_again) and not row.keys() & {"removed", "varied"}
-        if is_eligible and forgetting.guarded(row, start):
+        if is_eligible and load_script("dev_measures").guarded(row, start):
             best[row["recipe"]] = row
     finalists = sorted(best.values(), key=forgetting.gain, reverse=True)[:5]
     releases = {row["recipe"]: {"merge": row["alpha"], "debias": row["directions"]} for row in finalists}
