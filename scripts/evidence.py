@@ -604,13 +604,11 @@ class Evidence:
         if not (missing := self.missing(cell, tier)):
             return
         if ("train", None) in missing or not self.has_vector(cell):
-            self.attempt(f"{cell}: training", self.train, cell)
+            if not self.attempt(f"{cell}: training", self.train, cell):
+                return
             missing = self.missing(cell, tier)  # results of the previous weights do not count
-        if ("train", None) not in missing and ("alpha", None) in missing:
-            self.attempt(f"{cell}: choice of alpha", self.choose, cell)
+        if ("alpha", None) in missing and self.attempt(f"{cell}: choice of alpha", self.choose, cell):
             missing = self.missing(cell, tier)
-        if ("train", None) in missing or not self.has_vector(cell):
-            return  # training failed
         for variant in cell.variants:
             if variant == "merged" and ("alpha", None) in missing:
                 continue
@@ -628,10 +626,10 @@ class Evidence:
             path, settings = result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)
             self.attempt(f"{cell}, {variant}: {benchmark.name}", self.measure, path, settings, benchmark, model)
 
-    def attempt(self, name: str, stage: Callable[..., None], *arguments: Any) -> None:
-        """Run a stage, and report it. A failed stage is not repeated by this program, and the others continue."""
+    def attempt(self, name: str, stage: Callable[..., None], *arguments: Any) -> bool:
+        """Run a stage, report it, and return whether it succeeded. This program does not repeat a failed stage."""
         if name in self.failed:
-            return
+            return False
         started = time.perf_counter()
         print(f"{time.strftime('%H:%M:%S')} {name} …", flush=True)
         try:
@@ -641,8 +639,9 @@ class Evidence:
                 logging.getLogger("metaphrase").exception("%s failed.", name)
             self.failed.append(name)
             print(f"Failed: {name}: {error}", flush=True)
-        else:
-            print(f"  {time.perf_counter() - started:.0f} seconds", flush=True)
+            return False
+        print(f"  {time.perf_counter() - started:.0f} seconds", flush=True)
+        return True
 
     def check_results(self) -> None:
         """Refuse a folder with results of another encoder or bitext, which would be replaced or averaged with new ones."""

@@ -268,7 +268,7 @@ def trained_aligner_table(content: dict[str, Any]) -> str:
             [aligner.removesuffix(".out"), *(f"{errors[part]:.1f}" if part in errors else "" for part in parts)]
         )
     settings = content["settings"]
-    steps = ", ".join(str(settings["steps"] or training["steps"]) for training in content["rounds"])
+    steps = ", ".join(str(training["steps"]) for training in content["rounds"])
     caption = (
         f"`scripts/train_aligner.py`: {content['layers']} layers, {settings['pairs']:,} pairs of each of "
         f"{', '.join(settings['languages'])} with English, rounds of {steps} steps. One run with seed {settings['seed']}, "

@@ -38,7 +38,7 @@ def commands(context: Context) -> list[Figure]:
 def _stored(name: str) -> list[dict[str, Any]]:
     path = RESULTS / f"{name}.json"
     content = read_json(path) if path.exists() else []
-    return content if isinstance(content, list) else [content.get("run", content)]
+    return content if isinstance(content, list) else [content["run"]]
 
 
 ROWS = {"commands": commands}
