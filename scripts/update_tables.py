@@ -348,7 +348,6 @@ def benchmark_tables(folder: Path) -> dict[str, str]:
         "bench": "cpu/table.md",
         "flops": "cpu/flops.md",
         "costs": "costs.md",
-        "bench-gpu": "NVIDIA*/table.md",
         "profile": "cpu/profile.md",
         "mining-scale": "mining-scale.md",
         "mining-peers": "mining-peers.md",
