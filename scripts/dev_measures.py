@@ -196,7 +196,7 @@ def accuracy(sides: Sequence[NDArray[Any]]) -> float:
     hits = [
         np.mean((a_nh @ b_nh.T).argmax(axis=1) == np.arange(len(a_nh)))
         for x_nh, y_nh in zip(sides[::2], sides[1::2], strict=True)
-        for a_nh, b_nh in ((x_nh, y_nh), (y_nh, x_nh))  # both directions
+        for a_nh, b_nh in ((x_nh, y_nh), (y_nh, x_nh))
     ]
     return 100 * float(np.mean(hits))
 
