@@ -179,6 +179,14 @@ def test_results_of_the_encoder_before_training_are_shared(script, argv, capsys)
     )
 
 
+def test_without_results_the_plan_measures_briefly(script, argv):
+    evidence = script.Evidence(script.parsed([*argv, "--only", "tr", "--seeds", "0"]))
+    _, _, cell, total = script.plan(evidence).splitlines()
+    assert cell.startswith("tr, seed 0 | no | no | 0 of 4 | ")
+    assert total.startswith("About 0.")
+    assert not list(evidence.work.rglob("*.yaml"))  # the recipe of the measured step
+
+
 def test_results_in_bfloat16_are_a_setting_of_their_own(script, argv, monkeypatch):
     monkeypatch.setattr(script, "has_bfloat16_instructions", lambda: True)
     exact, rounded = (script.Evidence(script.parsed(one)) for one in (argv, [*argv, "--bf16"]))
