@@ -5,12 +5,14 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import types
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import httpx2
@@ -489,6 +491,35 @@ def test_an_interrupt_is_130(command, capsys):
     command(fails(KeyboardInterrupt()))
     assert main(["try"]) == 130
     assert capsys.readouterr().err == "Interrupted.\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_a_command(command, capsys, tmp_path, number):
+    def run(argv):
+        with TemporaryDirectory(dir=tmp_path):
+            signal.raise_signal(number)
+
+    command(run)
+    assert main(["try"]) == 128 + number
+    assert capsys.readouterr().err == "Terminated.\n"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_signals_that_the_caller_ignores_have_no_effect(command):
+    command(lambda argv: signal.raise_signal(signal.SIGHUP) or 0)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["try"]) == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_process_of_several_ends_immediately(command, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    command(lambda argv: signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)
+    assert main(["try"]) == 0
 
 
 def metaphrase(*arguments, stdout):

@@ -312,6 +312,24 @@ def test_workers_end_with_a_killed_command(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("to_workers", [True, False])
+def test_an_interrupt_ends_the_tasks(tmp_path, to_workers):
+    script = SCRIPT.replace("tasks=2", "tasks=4")
+    command = subprocess.Popen(
+        [sys.executable, "-c", script, "LocalExecutor", "Sleeping", tmp_path],
+        cwd=ROOT,
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    )
+    while len(workers := [path.name for path in tmp_path.iterdir() if path.name.isdecimal()]) < 2:
+        assert command.poll() is None
+        time.sleep(0.1)
+    (os.killpg if to_workers else os.kill)(command.pid, signal.SIGINT)  # a terminal sends it to all processes
+    assert command.wait(60) != 0
+    assert [path.name for path in tmp_path.iterdir() if path.name.isdecimal()] == workers  # no other task was started
+
+
+@pytest.mark.long
 def test_several_workers(mine, words, tmp_path):
     assert mine(*LOCAL[:2], "--tasks", 5, "--workers", 2) == mine(*LOCAL)
 

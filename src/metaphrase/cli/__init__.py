@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import platform
 import select
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TextIO
@@ -76,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: of the command (0, or 1 if problems were found or nothing was worth writing); 2 if an option or
         file is invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback;
-        130 if interrupted.
+        130 if interrupted, or 128 plus the number of another signal.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [token for token in given if token in (*FLAGS, "-q")]
@@ -85,12 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     stdout = sys.stdout  # a command redirects it
     set_variables()
-    with session():
+    with session(), _interrupted_by_signals() as received:
         try:
             return _run(name, [*arguments, *flags])
         except KeyboardInterrupt:
-            print("Interrupted.", file=sys.stderr)
-            return 130
+            with suppress(OSError):  # of a closed terminal
+                print("Terminated." if received else "Interrupted.", file=sys.stderr)
+            return 128 + (received or [signal.SIGINT])[0]
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _is_reader_gone(stdout):
                 status = 0
@@ -102,6 +106,37 @@ def main(argv: Sequence[str] | None = None) -> int:
             except OSError:  # the rest cannot be written when Python exits either
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())
             return status
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[list[int]]:
+    """Let SIGTERM and SIGHUP interrupt the command as Ctrl-C does, so that it removes its temporary files.
+
+    Yields a list to which the received signal is added. A second signal ends the process immediately. Signals that the caller
+    ignores, as ``nohup`` does, or handles keep their effect. So do those of one process of several: it may wait for the others
+    where no interrupt reaches it.
+    """
+    received: list[int] = []
+    pid = os.getpid()
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != pid:  # a worker
+            signal.raise_signal(number)
+            return
+        received.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread() and os.environ.get("WORLD_SIZE", "1") == "1"
+    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]  # Windows lacks one
+    handled = [number for number in numbers if is_main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, interrupt)
+    try:
+        yield received
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:

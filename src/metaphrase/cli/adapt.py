@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
         return 0
     try:
         result = adaptation.execute()
-    except (Exception, SystemExit):
+    except (Exception, SystemExit, KeyboardInterrupt):
         if adaptation.run is not None:
             notes().print(hint(adaptation), soft_wrap=True)
         raise

@@ -47,6 +47,7 @@ exit status:
   1    done, but problems were found, or nothing was worth writing
   2    failed: an invalid option, a missing file, no network, …; the reason is on stderr
   70   a bug in metaphrase
+  129  ended by SIGHUP (a closed terminal)
   130  interrupted (Ctrl-C)
   143  ended by SIGTERM"""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.cli.options import Parser, parse
 from metaphrase.cli.output import emit, is_quiet, notes
 from metaphrase.cli.tables import effect_lines
@@ -95,11 +96,11 @@ def without_token(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def execute(run: TrainingRun) -> RunResult | None:
-    """Execute a run; if a signal stops it, say how to resume it."""
+    """Execute a run; if a signal stops it after the first checkpoint, say how to resume it."""
     try:
         return run.execute()
-    except SystemExit:
-        if run.is_main_process:
+    except (SystemExit, KeyboardInterrupt):
+        if run.is_main_process and checkpoint_folders(run.output):
             notes().print("Resume with --resume_from_checkpoint true.")
         raise
 

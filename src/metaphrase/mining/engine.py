@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -338,7 +339,10 @@ def _run(stage: PipelineExecutor) -> None:
 
 
 class LocalExecutor(LocalPipelineExecutor):
-    """datatrove's local executor, whose tasks survive a killed worker: datatrove's own pool would wait for it forever."""
+    """datatrove's local executor, whose tasks survive a killed worker: datatrove's own pool would wait for it forever.
+
+    An interrupt ends the workers; their tasks are repeated by the next run.
+    """
 
     def run(self) -> None:
         """Run the tasks that are not done."""
@@ -353,7 +357,12 @@ class LocalExecutor(LocalPipelineExecutor):
             context.set_forkserver_preload([__name__])
             given = (context.Value("i", 0), _gpus())
             with suppress(BrokenProcessPool), ProcessPoolExecutor(workers, context, _prepare_worker, given) as pool:
-                list(pool.map(task, ranks))
+                try:
+                    list(pool.map(task, ranks))
+                except KeyboardInterrupt:  # the pool would wait for tasks
+                    for worker in multiprocessing.active_children():
+                        worker.kill()
+                    raise
                 return
 
 
@@ -369,7 +378,8 @@ def _gpus() -> list[str]:
 
 
 def _prepare_worker(started: Any, devices: Sequence[str]) -> None:
-    """Give a worker its GPU, and end it when the command is killed."""
+    """Give a worker its GPU, and end it when the command is killed or, instead of its task only, interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     with started.get_lock():
         number = started.value
         started.value += 1
