@@ -100,6 +100,34 @@ def test_attention_alone_trains_on_two_processes(two_ranks, tiny_encoder, full_b
     assert not all(torch.equal(a, b) for a, b in zip(first, before, strict=True))
 
 
+def test_the_loss_of_an_evaluation_is_that_of_its_terms(two_ranks, tiny_encoder, full_bitext, tmp_path):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in tiny_encoder.parameters():  # the embeddings of the encoder itself hardly differ
+            weight.normal_()
+
+    def work(rank):
+        arguments = AlignmentTrainingArguments(
+            str(tmp_path / "run"),
+            per_device_eval_batch_size=4,
+            dataloader_drop_last=True,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            ddp_backend="gloo",
+        )
+        loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24)
+        data = Dataset.from_list(full_bitext[:21])  # 5 pairs do not fill a batch of both processes
+        trainer = AlignmentTrainer(model=loss.model, args=arguments, eval_dataset=data, loss=loss)
+        result = [trainer.evaluate()["eval_loss"], trainer.state.log_history[-1]["eval_tr"]]
+        (tmp_path / f"{rank}.json").write_text(json.dumps(result))
+
+    two_ranks(work)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first[0] == pytest.approx(first[1], abs=1e-4)
+
+
 class Queued(Objective):
     """Keeps a queue of rows: of all processes, or of its own only."""
 

@@ -1027,6 +1027,17 @@ def test_an_evaluation_leaves_no_trace_in_the_random_state(make_trainer, rows):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_the_terms_of_an_evaluation_are_means_over_its_pairs(make_trainer, rows):
+    def evaluated(rows):
+        trainer = make_trainer("tr", eval_dataset=Dataset.from_list(rows))
+        loss = trainer.evaluate()["eval_loss"]
+        assert trainer.state.log_history[-1]["eval_tr"] == pytest.approx(loss, abs=1e-4)
+        return loss
+
+    first, last, both = (evaluated(part) for part in (rows[:8], rows[8:11], rows[:11]))
+    assert both == pytest.approx((8 * first + 3 * last) / 11, abs=1e-5)
+
+
 def test_the_terms_of_each_evaluation_data_set_are_logged(make_trainer, rows):
     data = {"first": Dataset.from_list(rows[:8]), "second": Dataset.from_list(rows[8:24])}
     trainer = make_trainer("tr", eval_dataset=data)

@@ -12,8 +12,9 @@ from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
+from torch import Tensor
 from torch.utils.data import BatchSampler
-from transformers.trainer_pt_utils import nested_gather
+from transformers.trainer_pt_utils import find_batch_size, nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from metaphrase.corpus.files import SPLITS
@@ -129,7 +130,6 @@ class ChoosesBatches(SentenceTransformerTrainer):
         self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         """Evaluate, and fail if the data, such as a stream, have no batch; the loss would be missing."""
-        # The parent class would add the terms of `predict` to those of the next evaluation.
         self.accum_loss_components["eval"], self._evaluated = {}, None
         output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         only_evaluators = isinstance(dataloader.dataset, list)  # the parent class passes an empty list
@@ -138,15 +138,32 @@ class ChoosesBatches(SentenceTransformerTrainer):
                 "The evaluation data have no pairs, or too few for a batch, so they have no loss. Add pairs, or lower "
                 f"per_device_eval_batch_size, which is {self.args.per_device_eval_batch_size}."
             )
-        if metric_key_prefix != "eval" and (loss := output.metrics.get(f"{metric_key_prefix}_loss")) is not None:
-            terms = dict(nested_gather(self.accum_loss_components["eval"], self.args.parallel_mode))
-            steps = terms.pop("steps").sum()
-            means = {f"{metric_key_prefix}_{name}": (value.sum() / steps).item() for name, value in terms.items()}
-            self._evaluated = f"{metric_key_prefix}_loss", loss, {name: round(mean, 4) for name, mean in means.items()}
+        if (name := f"{metric_key_prefix}_loss") in output.metrics:
+            sums = dict(nested_gather(self.accum_loss_components["eval"], self.args.parallel_mode))
+            pairs = sums.pop("pairs").sum()
+            terms = {f"{metric_key_prefix}_{term}": (value.sum() / pairs).item() for term, value in sums.items()}
+            # That of the parent class omits pairs if processes do not divide the last batch.
+            output.metrics[name] = loss = sum(terms.values())
+            self._evaluated = name, loss, {term: round(mean, 4) for term, mean in terms.items()}
+            self.accum_loss_components["eval"] = {}  # the parent class would log them, too
         return output
 
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """One batch of an evaluation loss, whose terms count once for each of its pairs."""
+        self._pairs = find_batch_size(inputs.get("source", inputs))
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def track_loss_components(self, loss: dict[str, Tensor]) -> None:
+        """Sum the terms of the loss: in training over batches, in an evaluation over pairs."""
+        if self.model.training:
+            super().track_loss_components(loss)
+            return
+        sums = self.accum_loss_components["eval"]
+        for name, value in {**loss, "pairs": torch.ones((), device=self.args.device)}.items():
+            sums[name] = sums.get(name, 0) + self._pairs * value.detach().float()
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the terms of the loss for each evaluation data set; the parent class logs those of `eval_loss` only."""
+        """Log the terms of the loss for each evaluation data set."""
         if self._evaluated is not None:
             name, loss, terms = self._evaluated
             logs = logs | terms if logs.get(name) == loss else logs
