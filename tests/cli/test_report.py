@@ -200,6 +200,16 @@ def test_report_without_a_baseline(finished, data, tmp_path):
     assert not (finished / "report").exists()
 
 
+def test_an_encoder_that_was_moved_is_named(finished, data, tmp_path, capsys):
+    facts = json.loads((finished / "run.json").read_text(encoding="utf-8"))
+    moved = str(tmp_path / "moved")
+    (finished / "run.json").write_text(json.dumps(facts | {"model": moved, "base": moved}), encoding="utf-8")
+    assert main(["report", str(finished), "--data", str(data)]) == 2
+    error = capsys.readouterr().err
+    assert f"There is no folder {moved}" in error
+    assert "If it was moved, pass its new place with --baseline" in error
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("settings", "pooling"), [({}, "cls"), ({"pooling": "max"}, "max")])
 def test_an_encoder_without_pooling_is_measured_as_it_was_trained(finished, data, tiny_bert_dir, settings, pooling):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from safetensors import safe_open
@@ -13,7 +15,11 @@ from tests.faults.conftest import digest
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # warnings while it traces end the compilation
-def test_a_compiled_run_resumes(make_trainer, tmp_path):
+def test_a_compiled_run_resumes(make_trainer, tmp_path, monkeypatch):
+    packing = []  # each length would be compiled
+    monkeypatch.setattr(
+        "metaphrase.training.trainer.packed", lambda model, *, enabled: packing.append(enabled) or nullcontext()
+    )
     options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3, "save_steps": 1}
     whole = make_trainer("run", **options)
     whole.train()
@@ -23,6 +29,7 @@ def test_a_compiled_run_resumes(make_trainer, tmp_path):
             assert not [name for name in weights.keys() if "_orig_mod" in name]  # noqa: SIM118 - it is not a mapping
     resumed = make_trainer("run", **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert packing == [False, False]
     assert digest(resumed) == digest(whole)
     folder, texts = tmp_path / "run" / "checkpoint-3", ["Guten Morgen", "The cat sleeps"]
     expected = whole.model.encode(texts, convert_to_tensor=True)

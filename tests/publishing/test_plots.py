@@ -187,6 +187,20 @@ def test_markup_has_text_and_tooltips():
     assert "t-SNE, before</text>" in markup
 
 
+def test_a_picture_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    def fail(figure, file, **options):
+        file.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    path = plots.save_picture(plots.Chart("", lambda figure: None), tmp_path / "chart.png")
+    before = path.read_bytes()
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(KeyboardInterrupt):
+        plots.save_picture(plots.Chart("", lambda figure: None), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_the_folder_of_a_picture_is_created(tmp_path):
     plots.save_picture(plots.Chart("empty", lambda figure: None), tmp_path / "new" / "x.png")
     assert (tmp_path / "new" / "x.png").is_file()

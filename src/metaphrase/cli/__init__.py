@@ -112,9 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _interrupted_by_signals() -> Iterator[list[int]]:
     """Let SIGTERM and SIGHUP interrupt the command as Ctrl-C does, so that it removes its temporary files.
 
-    Yields a list to which the received signal is added. A second signal ends the process immediately. Signals that the caller
-    ignores, as ``nohup`` does, or handles keep their effect. So do those of one process of several: it may wait for the others
-    where no interrupt reaches it.
+    Yields a list to which the received signal is added. A second signal ends the process immediately. Signals that the
+    caller ignores, as ``nohup`` does, or handles keep their effect, and so do those of one process of several: it may wait
+    for the others where no interrupt reaches it.
     """
     received: list[int] = []
     pid = os.getpid()
@@ -128,7 +128,8 @@ def _interrupted_by_signals() -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     is_main = threading.current_thread() is threading.main_thread() and os.environ.get("WORLD_SIZE", "1") == "1"
-    numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))]  # Windows lacks one
+    names = ("SIGTERM", "SIGHUP")  # Windows lacks the latter
+    numbers = [number for name in names if (number := getattr(signal, name, None))]
     handled = [number for number in numbers if is_main and signal.getsignal(number) == signal.SIG_DFL]
     for number in handled:
         signal.signal(number, interrupt)

@@ -25,6 +25,7 @@ from matplotlib.font_manager import fontManager
 
 from metaphrase.corpus.identification import language_name
 from metaphrase.evaluation.evaluator import is_fraction
+from metaphrase.io.files import replacing
 from metaphrase.publishing.analysis import SIDES
 
 #: Colours of the light theme by their names in the style sheet. ``m0`` to ``m7`` are Okabe and Ito's, which readers
@@ -158,8 +159,8 @@ def save_picture(chart: Chart, path: str | Path) -> Path:
     with _style({}):
         figure = Figure(layout="constrained", dpi=200)
         chart.draw(figure)
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format=Path(path).suffix.removeprefix("."))
+        with replacing(path) as file:
+            figure.savefig(file, format=Path(path).suffix.removeprefix("."))
     return Path(path)
 
 

@@ -321,7 +321,15 @@ def _load_subjects(options: ReportOptions, run: _Run) -> dict[str, SentenceEmbed
     if name == "none":
         return {"after": release}
     is_start = name == run.facts["model"]
-    baseline = load_encoder(run.facts["base"], **_pooling(run.facts)) if is_start else load_encoder(name)
+    try:
+        baseline = load_encoder(run.facts["base"], **_pooling(run.facts)) if is_start else load_encoder(name)
+    except MissingFileError as error:
+        if not is_start:
+            raise
+        raise MissingFileError(
+            f"{error} The run started from it. If it was moved, pass its new place with --baseline; for a report without it, "
+            "pass --baseline none."
+        ) from error
     used_prompts = {result["settings"]["prompt"] for result in (run.report.get("before") or {}).values()}
     if options.baseline_prompt == "auto" and len(used_prompts) == 1 and is_start:
         prompt = str(used_prompts.pop())

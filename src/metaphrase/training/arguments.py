@@ -43,6 +43,8 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "label_names": None,
     "include_for_metrics": [],
     "batch_eval_metrics": False,
+    "fp16_full_eval": False,  # would convert the weights, also those of the release
+    "bf16_full_eval": False,
 }
 
 #: Kinds of distributed training that divide the weights, as in the environment that `accelerate launch` sets.
@@ -59,7 +61,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         head_learning_rate: Learning rate of the objectives' heads; None uses ``learning_rate``.
         weight_decay_toward: ``"zero"``, or ``"start"``: weight decay pulls the encoder toward its weights at the start of
             training, of which it holds a copy; heads still decay toward zero.
-        packing: Run the encoder without padding if it supports this.
+        packing: Run the encoder without padding if it supports this, and unless ``torch_compile`` is set, which would compile
+            it for each combination of lengths.
         effective_batch_size: Number of pairs that are ranked against each other, over all processes. Sets
             ``per_device_train_batch_size``.
         micro_batch_size: Number of rows (sentences of either side) per encoder call; None encodes all views of a batch
@@ -92,7 +95,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     weight_decay_toward: Literal["zero", "start"] = option(
         "zero", "What --weight_decay pulls the encoder's weights toward. zero, or start: their values before training."
     )
-    packing: bool = option(True, "Run the encoder without padding: faster, with the same result.")
+    packing: bool = option(
+        True, "Run the encoder without padding: faster, with the same result. Has no effect with --torch_compile."
+    )
     effective_batch_size: Count | None = option(
         None, "Pairs ranked against each other, over all processes; replaces the batch size per device."
     )

@@ -233,7 +233,7 @@ class AlignmentTrainer(
             self.accum_loss_components["train"] = {}
             with (
                 self._shutdown.handle_signals(repeat_after=float(self.args.world_size > 1)),
-                packed(self.model, enabled=self.args.packing),
+                packed(self.model, enabled=self.args.packing and not self.args.torch_compile),
                 explain_worker_errors(self.args),
             ):
                 result = super().train(checkpoint, *args, **kwargs)
