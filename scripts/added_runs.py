@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dev_measures import GUARD, DevData, accuracy, best_rows, kept_embeddings
+from dev_measures import GUARD, DevData, accuracy, best_rows, dev_questions, kept_embeddings
 from sentence_transformers import SentenceTransformer
 from stored_results import check_settings, fill, markdown, reports_errors
 
@@ -152,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
     settings = {
         "runs": " ".join(map(weights_digest, tuned)),
         "data": files_sha256(
-            [*options.stsb.glob("*dev*"), *options.mlqa.glob("dev-*.json.gz"), *options.dev.glob("*.dev.*")]
+            [*options.stsb.glob("*dev*"), *dev_questions(options.mlqa).values(), *options.dev.glob("*.dev.*")]
         ),
         "bf16": options.bf16,
     }

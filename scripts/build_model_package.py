@@ -359,7 +359,7 @@ def notices(release: Release, own: Path | None) -> str:
     """The origin and licences of the training data and, if directions were removed, of the texts that they come from."""
     demo, udhr = ((PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr"))
     data = [] if own is None else [own.read_text(encoding="utf-8").strip()]
-    if any(map(is_packaged, release.data)):
+    if own is None or any(map(is_packaged, release.data)):
         data.append(demo)
     notice = NOTICE.format(base=release.card.data.base_model, data="\n\n".join(data))
     return notice + DIRECTIONS_NOTICE.format(udhr=udhr) if release.directions else notice

@@ -72,9 +72,9 @@ class Answers:
 
     @classmethod
     def read(cls, folder: Path, count: int) -> Answers:
-        """Read a sample of the questions that exist in four languages, from files ``dev-xx.json.gz``."""
+        """Read a sample of the questions that exist in four languages, from files ``dev-xx.json`` or ``.json.gz``."""
         asked: dict[str, list[tuple[AnswerSet, int]]] = {}
-        for answer_set in load_questions(question_files(folder).get("dev", {})).values():
+        for answer_set in load_questions(dev_questions(folder)).values():
             for number, id_ in enumerate(answer_set.ids):
                 asked.setdefault(id_, []).append((answer_set, number))
         parallel = sorted(id_ for id_, places in asked.items() if len(places) >= LANGUAGES_OF_A_QUESTION)
@@ -224,9 +224,14 @@ def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
     return embeddings
 
 
+def dev_questions(mlqa: Path) -> dict[str, Path]:
+    """The files of MLQA's dev set by language."""
+    return question_files(mlqa).get("dev", {})
+
+
 def work_settings(stsb: Path, mlqa: Path) -> dict[str, str]:
     """Digests of the dev texts outside the package, and of the encoder before training."""
-    data = files_sha256([*stsb.glob("*dev*"), *mlqa.glob("dev-*.json.gz")])
+    data = files_sha256([*stsb.glob("*dev*"), *dev_questions(mlqa).values()])
     return {"data": data, "starter": model_hash(load_encoder("starter"))}
 
 

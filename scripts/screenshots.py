@@ -75,7 +75,7 @@ def crop(picture: Path) -> None:
     empty = Image.new("RGB", pixels.size, pixels.getpixel((0, pixels.height - 1)))
     _, top, _, bottom = ImageChops.difference(pixels, empty).getbbox() or (0, 0, 0, pixels.height)
     if bottom + _MARGIN > pixels.height:
-        raise ValueError(f"{picture} is truncated at {pixels.height} pixels. Increase _HEIGHT.")
+        raise ValueError(f"{picture} is truncated at {pixels.height} pixels. Increase _HEIGHT in this program.")
     pixels.crop((0, max(0, top - _MARGIN), pixels.width, bottom + _MARGIN)).save(picture, optimize=True)
     if shutil.which("pngquant"):
         subprocess.run(["pngquant", "--force", "--ext", ".png", "64", str(picture)], check=True)

@@ -13,8 +13,7 @@ finished one prints its table.
 
 from collections.abc import Sequence
 
-from finetuning import run, start
-
+from metaphrase.cli.finetuning import run, start
 from metaphrase.evaluation.transfer import ClassificationOptions, finetune_classification
 
 PROGRAM = "trainers/finetune_nli.py"

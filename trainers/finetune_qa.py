@@ -12,8 +12,7 @@ again, an interrupted program resumes and a finished one prints its table.
 
 from collections.abc import Sequence
 
-from finetuning import run, start
-
+from metaphrase.cli.finetuning import run, start
 from metaphrase.evaluation.transfer import QuestionAnsweringOptions, finetune_question_answering
 
 PROGRAM = "trainers/finetune_qa.py"

@@ -13,8 +13,7 @@ table.
 
 from collections.abc import Sequence
 
-from finetuning import run, start
-
+from metaphrase.cli.finetuning import run, start
 from metaphrase.evaluation.transfer import TaggingOptions, finetune_tagging
 
 PROGRAM = "trainers/finetune_tagging.py"

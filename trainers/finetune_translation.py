@@ -10,8 +10,7 @@ table.
 
 from collections.abc import Sequence
 
-from finetuning import run, start
-
+from metaphrase.cli.finetuning import run, start
 from metaphrase.evaluation.transfer.translation import TranslationOptions, finetune_translation, translation_table
 
 PROGRAM = "trainers/finetune_translation.py"

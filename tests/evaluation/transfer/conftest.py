@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import importlib
+import importlib.util
 import json
 import random
 from pathlib import Path
@@ -17,9 +17,10 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 def program(name: str) -> ModuleType:
     """Import a training program."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(TRAINERS)
-        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, TRAINERS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def read_json(path: Path) -> dict:

@@ -1,4 +1,4 @@
-"""What the programs ``finetune_*.py`` share: they parse options, train, evaluate, and print a table."""
+"""What the programs ``trainers/finetune_*.py`` share: they parse options, train, evaluate, and print a table."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from metaphrase.cli import parse
+from metaphrase.cli.options import parse
 from metaphrase.evaluation.transfer import FineTuningArguments, results_table
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.environment import prepare_process
