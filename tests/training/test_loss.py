@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Pooling, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import LSTM, Dense, Pooling, Router, StaticEmbedding
 from transformers import BatchEncoding
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
@@ -222,6 +222,25 @@ def test_other_models_and_recipes_are_refused(tiny_encoder, tokenizer):
             AlignmentLoss(model, Recipe.load("tr"))
     with pytest.raises(UsageError, match=r"requires a Recipe, but got a str. Load one with Recipe.load"):
         AlignmentLoss(tiny_encoder, "dap")
+
+
+def test_models_that_could_not_be_loaded_again_are_refused(tiny_encoder):
+    class OwnPooling(Pooling):
+        pass
+
+    transformer, router = tiny_encoder[0], Router.for_query_document([Dense(32, 8)], [Dense(32, 8)])
+    for kind, modules in {
+        "Router": [Pooling(32), router],
+        "LSTM": [LSTM(32, 8), Pooling(16)],
+        "OwnPooling": [OwnPooling(32)],
+    }.items():
+        model = SentenceTransformer(modules=[transformer, *modules], device="cpu")
+        with pytest.raises(
+            ModelError, match=f"consists of Transformer, Pooling, .* but this one has the module {kind}, so"
+        ):
+            AlignmentLoss(model, Recipe.load("tr"))
+    with pytest.raises(ModelError, match="The model has no Pooling, which computes the embeddings of sentences"):
+        AlignmentLoss(SentenceTransformer(modules=[transformer], device="cpu"), Recipe.load("tr"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

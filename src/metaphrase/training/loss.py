@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor, nn
 
 from metaphrase.corpus.loading import Corpus
 from metaphrase.encoders.adapters import encoder_of
+from metaphrase.encoders.folders import MODULES
 from metaphrase.encoders.loading import origin_of, pooling_of, used_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
@@ -53,6 +54,7 @@ class AlignmentLoss(nn.Module):
 
     Raises:
         UsageError: The model has no Transformer, or the recipe is not a :class:`Recipe`.
+        ModelError: The model has no Pooling, or a module with which it could not be loaded again.
         ValueError: Two objectives read different views of the same name, or an objective does not support this encoder.
         RecipeError: An argument of an objective is invalid, or it has parameters outside of its head.
     """
@@ -67,12 +69,7 @@ class AlignmentLoss(nn.Module):
         languages: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        if not isinstance(model, SentenceTransformer) or not isinstance(model[0], Transformer):
-            found = type(model[0] if isinstance(model, SentenceTransformer) else model).__name__
-            raise UsageError(
-                f"AlignmentLoss requires a SentenceTransformer whose first module is a Transformer, but got a {found}. "
-                "Load an encoder with load_encoder()."
-            )
+        _check_model(model)
         if not isinstance(recipe, Recipe):
             raise UsageError(
                 f"AlignmentLoss requires a Recipe, but got a {type(recipe).__name__}. Load one with Recipe.load(name), or "
@@ -226,6 +223,27 @@ def build_loss(model: SentenceTransformer, recipe: Recipe, corpus: Corpus) -> Al
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
     return AlignmentLoss(model, recipe, english_ids=english_ids, languages=sorted(languages))
+
+
+def _check_model(model: Any) -> None:
+    """Refuse a model without sentence embeddings, or whose checkpoints could not be loaded."""
+    if not isinstance(model, SentenceTransformer) or not isinstance(model[0], Transformer):
+        found = type(model[0] if isinstance(model, SentenceTransformer) else model).__name__
+        raise UsageError(
+            f"AlignmentLoss requires a SentenceTransformer whose first module is a Transformer, but got a {found}. "
+            "Load an encoder with load_encoder()."
+        )
+    kinds = [type(module) for module in model.children()]
+    if unknown := [kind.__name__ for kind in kinds if kind not in MODULES.values()]:
+        raise ModelError(
+            f"A model consists of {', '.join(MODULES)}, but this one has the module {unknown[0]}, so its checkpoints could "
+            "not be loaded. Train without it."
+        )
+    if Pooling not in kinds:
+        raise ModelError(
+            "The model has no Pooling, which computes the embeddings of sentences. Add one: "
+            "SentenceTransformer(modules=[model[0], Pooling(model[0].get_embedding_dimension())])."
+        )
 
 
 def _head_sources(model: SentenceTransformer, english_ids: Tensor | None, languages: Sequence[str]) -> HeadSources:
