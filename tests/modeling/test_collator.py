@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from metaphrase.exceptions import CorpusError
 from metaphrase.modeling.collator import ParallelCollator
-from metaphrase.modeling.views import Concatenated, language_id, source_view, target_view
+from metaphrase.modeling.views import Concatenated, View, language_id, source_view, target_view
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 
@@ -83,6 +84,21 @@ def test_the_epoch_reaches_worker_processes(tokenizer, views, bitext):
 def test_a_missing_column_is_named(tokenizer, views):
     with pytest.raises(ValueError, match=r"'target'\] is missing \(found \['english', 'source'\]\)"):
         ParallelCollator(tokenizer, views)([{"source": "ja", "english": "yes"}])
+
+
+def test_an_own_column_is_added_in_python(tokenizer, bitext):
+    """Corpus files have no such columns, so the message must not send users there."""
+
+    class Domain(View):
+        columns = ("domain",)
+
+        def build(self, batch, rngs):
+            return {}
+
+    with pytest.raises(
+        CorpusError, match=r"'domain', which is missing .* Add it in Python with `dataset.add_column`; "
+    ):
+        ParallelCollator(tokenizer, (Domain("domain"),))(bitext)
 
 
 @pytest.mark.parametrize("value", [None, 3.5, float("nan")])

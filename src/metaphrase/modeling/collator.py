@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.corpus.rows import COLUMNS, OPTIONAL
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.arguments import Seed, checked
 from metaphrase.modeling.views import Batch, Example, View, fingerprint
@@ -23,6 +24,10 @@ REMEDIES = {
     "negatives": "Mine them with `metaphrase filter CORPUS --negatives 3 -o OUT`. Those of pairs from English are "
     "not read: negatives are in English.",
 }
+_OTHER_REMEDY = (
+    "Add it in Python with `dataset.add_column`; the columns that are read from the files of a corpus are "
+    f"{', '.join((*COLUMNS, *OPTIONAL))}."
+)
 
 
 @checked
@@ -93,5 +98,5 @@ class ParallelCollator:
                 column = min(missing)
                 raise CorpusError(
                     f"View {view.name!r} reads the column {column!r}, which is missing (found {sorted(examples[0])}). "
-                    f"{REMEDIES.get(column, 'Add it to the corpus.')}"
+                    f"{REMEDIES.get(column, _OTHER_REMEDY)}"
                 )
