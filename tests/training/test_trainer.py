@@ -32,6 +32,7 @@ from metaphrase.exceptions import (
     MissingExtraError,
     UsageError,
 )
+from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments, check_evaluation_batches
@@ -711,6 +712,11 @@ def test_data_of_other_types_are_refused(make_trainer, rows, tiny_encoder):
     loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"))
     with pytest.raises(UsageError, match=r"`data_collator` must be a ParallelCollator.* but is a function"):
         AlignmentTrainer(model=tiny_encoder, loss=loss, data_collator=lambda rows: rows)
+    collator = ParallelCollator(tiny_encoder.tokenizer, loss.views[:1])
+    with pytest.raises(
+        UsageError, match=r"does not build the view 'target', which the loss reads\. Pass it `loss.views`"
+    ):
+        AlignmentTrainer(model=tiny_encoder, loss=loss, data_collator=collator)
     data = Dataset.from_list(rows)
     with pytest.raises(UsageError, match="`train_dataset` is or contains a data set without rows"):
         make_trainer(dataset={"de": data, "fi": data.select([])})
@@ -1385,6 +1391,15 @@ def test_trials_of_a_search_share_no_weights(tiny_encoder, rows, tmp_path):
     assert all(torch.equal(a, b) for start in starts[2:] for a, b in zip(start, starts[1], strict=True))
     with pytest.raises(UsageError, match="pass a function as `loss`"):
         AlignmentTrainer(model_init=lambda: tiny_encoder, loss=loss(tiny_encoder))
+
+
+def test_a_search_has_no_collator_of_its_own(tiny_encoder, rows, tmp_path):
+    """It would build the views of another trial's loss."""
+    collator = ParallelCollator(tiny_encoder.tokenizer, AlignmentLoss(tiny_encoder, Recipe.load("tr")).views)
+    with pytest.raises(
+        UsageError, match="every trial builds the views of its own loss, so `data_collator` does not apply"
+    ):
+        searching(tiny_encoder, lambda encoder: None, rows, tmp_path, max_steps=1, data_collator=collator)
 
 
 def test_a_trial_is_built_with_its_own_arguments(tiny_encoder, rows, tmp_path):

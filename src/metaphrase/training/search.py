@@ -10,6 +10,7 @@ from torch import nn
 from transformers import Trainer, set_seed
 
 from metaphrase.exceptions import UsageError
+from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import unwrap
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.training.arguments import check_arguments
@@ -69,12 +70,31 @@ def check_loss(loss: Any, model: Any = None) -> AlignmentLoss:
     return loss
 
 
-def check_loss_function(loss: Any) -> Callable[[SentenceTransformer], AlignmentLoss]:
-    """Refuse a loss that belongs to one encoder."""
+def check_loss_function(loss: Any, collator: Any = None) -> Callable[[SentenceTransformer], AlignmentLoss]:
+    """Refuse a loss that belongs to one encoder, and a collator, which belongs to one loss."""
     if isinstance(loss, nn.Module) or not callable(loss):
         raise UsageError(
             "With model_init, every trial has its own encoder and requires its own loss: pass a function as `loss` that "
             "takes an encoder and returns its AlignmentLoss."
         )
+    if collator is not None:
+        raise UsageError(
+            "With model_init, every trial builds the views of its own loss, so `data_collator` does not apply. Omit it; to "
+            "use another class of collators, override `get_data_collator` of the trainer."
+        )
     function: Callable[[SentenceTransformer], AlignmentLoss] = loss
     return function
+
+
+def check_collator(collator: Any, loss: AlignmentLoss) -> None:
+    """Refuse a collator that does not build the views of the loss."""
+    if not isinstance(collator, ParallelCollator):
+        raise UsageError(
+            f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
+            f"{type(collator).__name__}. Omit it."
+        )
+    if missing := {view.name for view in loss.views} - {view.name for view in collator.views}:
+        raise UsageError(
+            f"`data_collator` does not build the view {min(missing)!r}, which the loss reads. Pass it `loss.views`, or omit "
+            "it."
+        )

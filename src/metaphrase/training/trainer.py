@@ -46,7 +46,7 @@ from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
 from metaphrase.training.sampling import ChoosesBatches, check_batches, check_data, check_rows
-from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
+from metaphrase.training.search import SearchesHyperparameters, check_collator, check_loss, check_loss_function
 from metaphrase.training.weight_decay import decay_toward_start
 
 #: Pattern of the heads' parameters in the loss.
@@ -107,7 +107,7 @@ class AlignmentTrainer(
             check_data(dataset, name)
         self.model_init = model_init
         if model_init is not None:
-            self._make_loss = check_loss_function(loss)
+            self._make_loss = check_loss_function(loss, kwargs.get("data_collator"))
             loss = self.build_trial()
         self.alignment_loss = check_loss(loss, model if model_init is None else None)
         self._terms: dict[str, Tensor] = {}
@@ -121,11 +121,7 @@ class AlignmentTrainer(
         check_arguments(self.args, loss.objectives)
         check_negatives(train_dataset, "train_dataset", loss.objectives)
         check_evaluation_batches(eval_dataset, self.args, loss.objectives)
-        if not isinstance(self.data_collator, ParallelCollator):
-            raise UsageError(
-                f"`data_collator` must be a ParallelCollator, which builds the views of the loss, but is a "
-                f"{type(self.data_collator).__name__}. Omit it."
-            )
+        check_collator(self.data_collator, loss)
         for name, dataset in data.items():
             if type(self.data_collator) is ResumableCollator:  # another collator may change the rows
                 check_rows(dataset, self.data_collator)
