@@ -666,15 +666,26 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         make_trainer(batch_sampler="group_by_label")
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "deepspeed", "ACCELERATE_USE_FSDP"])
-def test_divided_weights_are_refused(tmp_path, monkeypatch, kind):
-    args = AlignmentTrainingArguments(str(tmp_path), use_cpu=True)
-    if kind.isupper():
-        monkeypatch.setenv(kind, "true")
-    else:
-        monkeypatch.setattr(args, kind, True)
+@pytest.mark.parametrize(
+    "options", [{"fsdp": "full_shard"}, {"fsdp": True}, {"deepspeed": '{"zero_optimization": {}}'}]
+)
+def test_divided_weights_are_refused_without_changing_the_process(tmp_path, options):
+    environment = dict(os.environ)
     with pytest.raises(UsageError, match="FSDP and DeepSpeed divide the weights"):
-        check_arguments(args, {})
+        AlignmentTrainingArguments(str(tmp_path), use_cpu=True, **options)
+    assert dict(os.environ) == environment
+
+
+def test_divided_weights_of_accelerate_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UsageError, match="FSDP and DeepSpeed divide the weights"):
+        AlignmentTrainingArguments(str(tmp_path), use_cpu=True)
+
+
+@pytest.mark.parametrize("pattern", ["(", 3])
+def test_patterns_of_learning_rates_are_checked(tmp_path, pattern):
+    with pytest.raises(UsageError, match=rf"the key {re.escape(repr(pattern))}, which is not a regular expression: "):
+        AlignmentTrainingArguments(str(tmp_path), use_cpu=True, learning_rate_mapping={pattern: 1e-3})
 
 
 def test_several_gpus_of_a_process_are_refused_before_anything_is_loaded(tmp_path, monkeypatch):

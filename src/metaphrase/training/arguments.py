@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -139,6 +140,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     )
 
     def __post_init__(self) -> None:
+        self._refuse_divided_weights()
         self.bf16 = bool(self.bf16)
         select_device(self)
         self.bf16 = usable_bfloat16(wanted=self.bf16, on_cpu=self.use_cpu)
@@ -147,6 +149,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             self.fp16 = False
         super().__post_init__()
         self.divide_batch()
+        self._check_patterns()
         if self.use_liger_kernel and find_spec("liger_kernel") is None:
             raise MissingExtraError(
                 f"use_liger_kernel requires liger-kernel, which is not installed: {install_command('liger')}."
@@ -159,6 +162,25 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     def learning_rate_of_heads(self) -> float:
         """``head_learning_rate``, or ``learning_rate`` if it is None."""
         return self.learning_rate if self.head_learning_rate is None else self.head_learning_rate
+
+    def _refuse_divided_weights(self) -> None:
+        """Refuse FSDP and DeepSpeed, before transformers reads their configuration or enables them for the whole process."""
+        if self.fsdp or self.deepspeed or any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in DIVIDING):
+            raise UsageError(
+                "FSDP and DeepSpeed divide the weights among processes, but the objectives and the clipping of their "
+                "gradients require all weights in every process. Omit these options: torchrun starts one process per GPU."
+            )
+
+    def _check_patterns(self) -> None:
+        """Refuse keys of ``learning_rate_mapping`` that are not regular expressions."""
+        for pattern in self.learning_rate_mapping or ():
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise UsageError(
+                    f"learning_rate_mapping has the key {pattern!r}, which is not a regular expression: {error}. Escape "
+                    "special characters of parameter names with a backslash."
+                ) from error
 
     def divide_batch(self) -> None:
         """Divide ``effective_batch_size``, if it is set, among the processes."""
@@ -174,16 +196,11 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
 
 def check_devices(args: AlignmentTrainingArguments) -> None:
-    """Refuse several GPUs for one process, and weights that are divided among processes."""
+    """Refuse several GPUs for one process."""
     if args.n_gpu > 1:
         raise UsageError(
             f"{args.n_gpu} GPUs are visible to one process. Start one process per GPU with torchrun, or select one with "
             "CUDA_VISIBLE_DEVICES=0."
-        )
-    if args.fsdp or args.deepspeed or any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in DIVIDING):
-        raise UsageError(
-            "FSDP and DeepSpeed divide the weights among processes, but the objectives and the clipping of their gradients "
-            "require all weights in every process. Omit these options: torchrun starts one process per GPU."
         )
 
 
