@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState
 
 from metaphrase import AlignmentTrainingArguments
 from metaphrase.cli import main
-from metaphrase.exceptions import UsageError, WorkerError
+from metaphrase.exceptions import MissingExtraError, UsageError, WorkerError
 from metaphrase.training.adaptation import AdaptationConfig
 from metaphrase.training.configuration import RunConfig
 
@@ -68,6 +68,39 @@ def test_a_schedule_that_cannot_be_built_is_refused(tmp_path, schedule, given, m
 def test_a_schedule_with_its_arguments_is_accepted(tmp_path, schedule, given):
     settings = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": given, "warmup_steps": 10}
     assert AlignmentTrainingArguments(str(tmp_path), use_cpu=True, **settings).lr_scheduler_type == schedule
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr_scheduler_kwargs": "{bad"}, "lr_scheduler_kwargs must be a JSON object, .* but is '{bad' \\(Expecting "),
+        ({"learning_rate_mapping": "[1]"}, r"learning_rate_mapping must be a JSON object, .* but is '\[1\]'\."),
+        ({"learning_rate_mapping": '{"bias": -1}'}, r"'learning_rate_mapping' .* but is {'bias': -1}"),
+        ({"activation_checkpointing_kwargs": "bad"}, "activation_checkpointing_kwargs must be a JSON object"),
+        ({"accelerator_config": '{"even_batch": 1}'}, "unknown key 'even_batch' .did you mean 'even_batches'"),
+        ({"dataloader_persistent_workers": True}, "dataloader_num_workers is 0. Set it to at least 1"),
+        (
+            {"optim": "sgd", "optim_args": "momentum"},
+            "optim is 'sgd' and optim_args 'momentum', which cannot be used: ",
+        ),
+    ],
+)
+def test_what_would_fail_in_training_is_refused_by_name(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        AlignmentTrainingArguments(str(tmp_path), use_cpu=True, **options)
+
+
+def test_json_objects_are_accepted_as_text(tmp_path):
+    options = {"learning_rate_mapping": '{"bias": 0.5}', "accelerator_config": '{"even_batches": false}'}
+    arguments = AlignmentTrainingArguments(str(tmp_path), use_cpu=True, **options)
+    assert arguments.learning_rate_mapping == {"bias": 0.5}
+    assert not arguments.accelerator_config.even_batches
+
+
+def test_an_optimiser_whose_package_is_missing_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
+    with pytest.raises(MissingExtraError, match=r"optimiser 'adamw_8bit' cannot be used: .*pip install"):
+        AlignmentTrainingArguments(str(tmp_path), use_cpu=True, optim="adamw_8bit")
 
 
 def test_the_command_reports_it_as_wrong_usage(tmp_path, capsys):

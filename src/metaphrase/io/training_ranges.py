@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from inspect import signature
 from typing import Annotated, Any, get_type_hints
 
-from metaphrase.exceptions import UsageError, WorkerError
+from metaphrase.exceptions import MissingExtraError, UsageError, WorkerError
 from metaphrase.io.arguments import (
     AtLeast0,
     BelowOne,
@@ -19,7 +20,16 @@ from metaphrase.io.arguments import (
     check_values,
     hints_of,
 )
-from metaphrase.io.configuration import plain
+from metaphrase.io.configuration import did_you_mean, plain
+
+#: Options that are JSON objects on the command line.
+JSON_OBJECTS = (
+    "accelerator_config",
+    "activation_checkpointing_kwargs",
+    "gradient_checkpointing_kwargs",
+    "learning_rate_mapping",
+    "lr_scheduler_kwargs",
+)
 
 
 class TrainingRanges:
@@ -61,13 +71,21 @@ class TrainingRanges:
 
         Raises:
             UsageError: A value is invalid, or two values contradict each other.
+            MissingExtraError: The optimiser requires a package that is not installed.
             WorkerError: The processes cannot be connected.
         """
         vars(self).update(plain(vars(self)))
+        _parse_objects(vars(self))
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
         if self.max_steps == 0:
             raise UsageError(
                 "max_steps is 0, so nothing would be trained. Set it to at least 1, or omit it to train for num_train_epochs."
+            )
+        given: Any = self
+        if given.dataloader_persistent_workers and self.dataloader_num_workers == 0:
+            raise UsageError(
+                "dataloader_persistent_workers keeps worker processes, but dataloader_num_workers is 0. Set it to at least "
+                "1, or omit dataloader_persistent_workers."
             )
         try:
             super().__post_init__()  # type: ignore[misc]
@@ -83,6 +101,31 @@ class TrainingRanges:
                 "can be reached, and that each process has a GPU of its own, or none. torchrun sets these variables."
             ) from error
         check_schedule(self)
+        _check_optimizer(self)
+
+
+def _parse_objects(values: dict[str, Any]) -> None:
+    """Parse the options that are JSON objects in text. ``accelerator_config`` may also be a file."""
+    from transformers.trainer_pt_utils import AcceleratorConfig
+
+    for name in JSON_OBJECTS:
+        text = values.get(name)
+        if isinstance(text, str) and text and (name != "accelerator_config" or text.startswith("{")):
+            values[name] = _json_object(text, name)
+    config, known = values["accelerator_config"], AcceleratorConfig().to_dict()
+    for key in config if isinstance(config, dict) else ():
+        if key not in known:
+            raise UsageError(f"accelerator_config has an unknown key {key!r}{did_you_mean(str(key), known)}.")
+
+
+def _json_object(text: str, name: str) -> dict[str, Any]:
+    try:
+        value, reason = json.loads(text), ""
+    except ValueError as error:
+        value, reason = None, f" ({error})"
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} must be a JSON object, such as '{{\"name\": 0.5}}', but is {text!r}{reason}.")
+    return value
 
 
 def check_schedule(arguments: Any) -> None:
@@ -108,6 +151,24 @@ def check_schedule(arguments: Any) -> None:
         raise UsageError(
             f"lr_scheduler_type is {kind.value!r} and lr_scheduler_kwargs {given}, which cannot be used: {error}. {hint}"
         ) from error
+
+
+def _check_optimizer(arguments: Any) -> None:
+    """Refuse an optimiser whose package is not installed, or whose arguments are invalid."""
+    import torch
+    from transformers import Trainer
+
+    name = arguments.optim.value
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(arguments, torch.nn.Module())
+    except ImportError as error:
+        raise MissingExtraError(f"The optimiser {name!r} cannot be used: {error}") from error
+    except (TypeError, ValueError) as error:
+        if not arguments.optim_target_modules:  # which are looked for in the model
+            raise UsageError(
+                f"optim is {name!r} and optim_args {arguments.optim_args!r}, which cannot be used: {error}. Correct or omit "
+                "them."
+            ) from error
 
 
 def select_device(arguments: Any) -> None:
