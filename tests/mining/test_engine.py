@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -315,17 +316,25 @@ def test_workers_end_with_a_killed_command(tmp_path):
 @pytest.mark.parametrize("to_workers", [True, False])
 def test_an_interrupt_ends_the_tasks(tmp_path, to_workers):
     script = SCRIPT.replace("tasks=2", "tasks=4")
+    script = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + script
+    )  # also in a background job
     command = subprocess.Popen(
         [sys.executable, "-c", script, "LocalExecutor", "Sleeping", tmp_path],
         cwd=ROOT,
         start_new_session=True,
         stderr=subprocess.DEVNULL,
     )
-    while len(workers := [path.name for path in tmp_path.iterdir() if path.name.isdecimal()]) < 2:
-        assert command.poll() is None
-        time.sleep(0.1)
-    (os.killpg if to_workers else os.kill)(command.pid, signal.SIGINT)  # a terminal sends it to all processes
-    assert command.wait(60) != 0
+    try:
+        while len(workers := [path.name for path in tmp_path.iterdir() if path.name.isdecimal()]) < 2:
+            assert command.poll() is None
+            time.sleep(0.1)
+        (os.killpg if to_workers else os.kill)(command.pid, signal.SIGINT)  # a terminal sends it to all processes
+        assert command.wait(60) != 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+        command.wait()
     assert [path.name for path in tmp_path.iterdir() if path.name.isdecimal()] == workers  # no other task was started
 
 
