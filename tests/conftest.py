@@ -29,6 +29,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from hypothesis import HealthCheck, settings
 from jinja2 import Environment
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -46,6 +47,12 @@ from transformers import (
 from metaphrase.io.files import PACKAGED_DATA, UDHR
 from metaphrase.training.recipe import Recipe
 from tests.faults.children import Child
+
+# Properties are not tests of speed: a machine may be slow. Fixtures that are shared by the examples of a test do not change.
+settings.register_profile(
+    "metaphrase", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("metaphrase")
 
 BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaphrase.cli import main
@@ -567,7 +567,7 @@ SIDE = st.text(st.characters(codec="utf-8", exclude_characters="\t\n\0"), min_si
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=20))
 def test_any_text_makes_the_round_trip(tmp_path, pairs):
     path = tsv(tmp_path / "sw-en.tsv.gz", pairs)
@@ -577,7 +577,7 @@ def test_any_text_makes_the_round_trip(tmp_path, pairs):
     assert pairs_of(load_corpus(prefix, cleaning=None)) == pairs
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"paka\tcat", b"\t", b"a\tb\tc"]), max_size=30))
 def test_any_bytes_are_read_or_refused_in_words(tmp_path, lines):
     path = raw_tsv(tmp_path, b"simba\tlion\n", *(line + b"\n" for line in lines))
@@ -589,7 +589,7 @@ def test_any_bytes_are_read_or_refused_in_words(tmp_path, lines):
     assert Counter(kept) <= Counter(line.removesuffix(b"\r") for line in data.split(b"\n"))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(st.binary(max_size=200), st.sampled_from(["tsv", "jsonl", "tmx", "parquet", "tsv.gz"]))
 def test_any_file_is_read_or_refused_in_words(tmp_path, data, suffix):
     path = tmp_path / f"sw-en.{suffix}"

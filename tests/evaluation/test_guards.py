@@ -51,7 +51,7 @@ def guard(name: str, values) -> Guard:
     return Guard(name, lambda model: values[round(model.weight.item(), 1)])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     gains=st.lists(st.integers(-3, 3), min_size=11, max_size=11),
     held=st.lists(st.lists(st.booleans(), min_size=11, max_size=11), max_size=3),

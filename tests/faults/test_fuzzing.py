@@ -52,7 +52,7 @@ def survives(request, fault):
     def survives(number, what, check, *strategies):
         tried = 0
 
-        @settings(max_examples=request.param, deadline=None)
+        @settings(max_examples=request.param)
         @given(st.tuples(*strategies))
         def explore(drawn):
             nonlocal tried

@@ -41,7 +41,7 @@ def test_matches_the_loop(bits, most, n):
     assert restored(tensor, bits).tolist() == quantized_loop(tensor.tolist(), most)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(array=TENSORS, bits=st.sampled_from([4, 8]))
 def test_a_value_changes_by_at_most_half_a_scale(array, bits):
     """A scale below 2**-126 may be flushed to 0, and all values of its block with it."""
@@ -54,7 +54,7 @@ def test_a_value_changes_by_at_most_half_a_scale(array, bits):
         assert error_n[start : start + BLOCK].max() <= scale * (0.5 + 2**-7) + levels * 2**-126
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(array=TENSORS, bits=st.sampled_from([4, 8, 16]))
 def test_what_was_restored_is_stored_without_loss(array, bits):
     """Except for scales, which are rounded when the largest value of a block is not exact."""

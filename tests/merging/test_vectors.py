@@ -93,7 +93,7 @@ def test_merging_matches_the_loop(alpha):
     assert weights_of(base) == before
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(alpha=st.floats(-2, 2, allow_subnormal=False), seeds=st.lists(st.integers(1, 50), min_size=1, max_size=4))
 def test_sums_match_the_loop_in_any_order(alpha, seeds):
     base, others = Small(), [Small(seed) for seed in seeds]
@@ -108,7 +108,7 @@ def test_sums_match_the_loop_in_any_order(alpha, seeds):
     assert close(weights_of(backward.apply(base, alpha)), wanted, 1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(one=st.floats(-1, 1, allow_subnormal=False), other=st.floats(-1, 1, allow_subnormal=False))
 def test_a_vector_is_linear_in_its_weight(one, other):
     base = Small()

@@ -277,7 +277,7 @@ def test_pairs_are_those_of_a_loop(margin, retrieval, n, m, k):
     np.testing.assert_allclose(found.score_c, [score for score, _, _ in expected], atol=1e-5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=40))
 def test_one_to_one_is_the_loop(edges):
     source = np.array([s for s, _ in edges], dtype=np.int32)
@@ -324,7 +324,7 @@ def test_swapping_the_sides_swaps_the_pairs():
 # --- Thresholds ---
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from([0.1, 0.5, 0.7, 0.9, 1.3]), st.booleans()), min_size=1, max_size=30),
     st.integers(0, 5),

@@ -116,7 +116,7 @@ def test_ranking_of_known_similarities():
     assert from_cosines(COSINES, margin=0.3).item() == pytest.approx(4.090879, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(2, 8), st.integers(0, 1000), st.floats(0.1, 50))
 def test_ranking_properties(batch, hidden, seed, scale):
     source, target = pair(batch, hidden, seed)

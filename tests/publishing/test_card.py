@@ -387,7 +387,7 @@ def test_a_fence_holds_its_text(text):
 def test_hostile_data_stay_in_their_places(card, tmp_path, fault):
     tried = 0
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(data=st.data())
     def explore(data):
         nonlocal tried

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaphrase.exceptions import ConfigError, MetaphraseError, RecipeError
@@ -242,7 +242,7 @@ SCRAPS = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(st.lists(SCRAPS | st.text(max_size=3), max_size=25))
 def test_whatever_is_written_is_read_or_refused_in_our_words(tmp_path, scraps):
     path = tmp_path / "any.yaml"
