@@ -9,7 +9,7 @@ from metaphrase.objectives.aligned_word_prediction import (
     AlignedWordPrediction,
     MaskedWords,
     aligned_word_prediction,
-    surest_partners,
+    best_partners,
 )
 from tests.oracles import aligned_word_prediction_loop
 
@@ -106,8 +106,8 @@ def test_unlinked_words_stay(bitext, tokenizer):
 
 
 def test_the_surest_link_counts_and_the_first_of_equals(tokenizer, bitext, pieces_of):
-    assert surest_partners([(0, 2), (0, 1), (1, 1)], [0.5, 0.5, 0.1]) == {0: 1, 1: 1}
-    assert surest_partners([], []) == {}
+    assert best_partners([(0, 2), (0, 1), (1, 1)], [0.5, 0.5, 0.1]) == {0: 1, 1: 1}
+    assert best_partners([], []) == {}
     row = {**bitext[6], "alignment": "3-3 3-4", "alignment_scores": "0.2 0.9"}  # im - in the
     features = build(MaskedWords("w", "source", 32), [row], tokenizer)
     the = pieces_of(row["target"])[4][1]

@@ -11,19 +11,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 
 from metaphrase.cli import main
+from metaphrase.corpus.loading import Corpus
+from metaphrase.corpus.report import CorpusReport
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import OwnTemperature
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.base import Objective, check_unused, code_digest
+from metaphrase.objectives.masked_language_modeling import MaskedLanguageModeling
 from metaphrase.objectives.registry import Objectives
 from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.loss import build_loss
 from metaphrase.training.recipe import Recipe
 
 MODULE = '''
 from dataclasses import dataclass
 import torch
+from datasets import Dataset
 from torch import nn
 from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Objective
@@ -464,3 +470,37 @@ def test_the_temperature_of_an_unknown_encoder_needs_a_default(make_loss, monkey
         UsageError, match=r"'temperature' of 'tempered' is 0\.5, but has an effect only with 'kind: soft'"
     ):
         check_unused(Tempered(temperature=0.5), ("temperature",), "kind: soft")
+
+
+def test_the_english_vocabulary_of_an_own_objective_is_that_of_the_corpus(tiny_encoder, bitext, monkeypatch):
+    """Also if it is the default, and with settings of the head that have the name of another head's part."""
+
+    class Predicting(MaskedLanguageModeling):
+        name = "predicting"
+
+        def __init__(self, *, max_length: int = 32, vocabulary: str = "english"):
+            super().__init__(max_length=max_length)
+            self.vocabulary = vocabulary
+
+    class Counting(Objective):
+        name, granularity = "counting", "sentence"
+
+        def head_settings(self, sources):
+            return {"vocabulary": ["a", "b"]}
+
+        def make_head(self, config, **settings):
+            return torch.nn.Linear(config.hidden_size, len(settings["vocabulary"]))
+
+        def forward(self, encodings):
+            return self.head(encodings["source"].sentence_bh).square().mean()
+
+    for cls in (Predicting, Counting):
+        monkeypatch.setitem(OBJECTIVES, cls.name, cls)
+    recipe = Recipe.from_dict(
+        {"name": "own", "terms": [{"objective": one.name, "args": {}} for one in (Predicting, Counting)]}
+    )
+    corpus = Corpus(Dataset.from_list([dict(row) for row in bitext]), CorpusReport(), [])
+    loss = build_loss(tiny_encoder, recipe, corpus)
+    assert loss.transforms() == {"predicting": "fresh"}
+    known = {id for row in bitext for id in tiny_encoder.tokenizer(row["target"])["input_ids"]}
+    assert known <= set(loss.objectives["predicting"].head.ids_v.tolist())

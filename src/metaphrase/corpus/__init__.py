@@ -1,11 +1,12 @@
-"""Parallel text: TSV, Moses pairs, JSONL, Parquet, TMX and Hub data sets become one clean, labelled data set.
+"""Parallel text: files of many formats, and data sets in memory and on the Hub, become one clean, labelled data set.
 
 A corpus row has the columns ``source``, ``target``, ``source_lang`` and ``target_lang`` and, if a file has them, those of
-``OPTIONAL``: ``alignment`` (Pharaoh ``i-j``), ``alignment_scores`` (a number for each link), ``segmenter`` (which words
-the links count, ``whitespace`` or ``icu``), ``source_bt`` and ``target_bt`` (back-translations), and ``negatives`` (wrong
-translations that are similar to the right one). Several sentences in a column are separated by `` ||| ``.
-The corpus is English-centric: English is the target. A file whose name (``en-sw.tsv``), columns or suffixes give the
-opposite direction is swapped, with everything that belongs to its sides. ``target_lang`` sets another target language.
+``OPTIONAL``: ``alignment`` (Pharaoh ``i-j``), ``alignment_scores`` (a number for each link), ``segmenter`` (which words the
+links count, ``whitespace`` or ``icu``, or ICU on one side: ``icu-source``, ``icu-target``), ``source_bt`` and ``target_bt``
+(back-translations), and ``negatives`` (wrong translations that are similar to the right one). Several sentences in a column
+are separated by `` ||| ``. The corpus is English-centric: English is the target. A file whose name (``en-sw.tsv``), columns
+or suffixes give the opposite direction is swapped, with everything that belongs to its sides. ``target_lang`` sets another
+target language.
 
 Reading is strict. Text is UTF-8, lines end at line feeds only, and a file whose sides may be paired wrongly is refused.
 An unreadable line is dropped and counted; too many of them are an error. The `CorpusReport` states how many pairs were

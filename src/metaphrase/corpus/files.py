@@ -345,7 +345,7 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
 
 
 def _warn_of_another_pair(file: BitextFile, into: str) -> None:
-    """Report a file that is named after two other languages, such as ``sw-fr.tsv`` for the target language ``en``."""
+    """Warn of a file whose name states two other languages, such as ``sw-fr.tsv`` for the target language ``en``."""
     for path in file.paths:
         for one, other in _PAIR.findall(_stem(path)):
             codes = {bare_language(one), bare_language(other)}

@@ -65,7 +65,8 @@ class Corpus:
             has.
         report: How many pairs were read, kept and dropped.
         files: One dict per file: ``path``, ``file`` (its bare name), ``language``, ``languages`` (of both sides), ``sha256``
-            (comma-separated for the two files of a Moses pair) and, except in a stream, ``pairs`` kept.
+            (comma-separated for the two files of a Moses pair) ``revision`` (of a Hub data set) and, except in a stream,
+            ``pairs`` kept.
     """
 
     dataset: Dataset | IterableDataset
@@ -115,17 +116,18 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     Moses suffixes), else from ``source_lang``, or from ``languages`` if it has a single entry. A pair whose source is in the
     target language (``en-sw.tsv``) is swapped.
 
-    Without streaming, ``temperature`` resamples the corpus at its size. In a stream, languages are interleaved at random.
-    Without a temperature, they are interleaved in proportion to their sizes, and each pair occurs once per pass. With a
-    temperature, they are interleaved in proportion to ``size ** temperature`` until every language is exhausted
+    Without streaming, ``temperature`` resamples the corpus; its size stays the same. In a stream, languages are interleaved
+    at random. Without a temperature, they are interleaved in proportion to their sizes, and each pair occurs once per pass.
+    With a temperature, they are interleaved in proportion to ``size ** temperature`` until every language is exhausted
     (``stopping_strategy="all_exhausted"``), so that pairs of small languages recur. Within a language, a stream keeps the
-    order of the files: shuffle it with ``dataset.shuffle(seed=…, buffer_size=…)``. A trainer that replays the stream
-    resumes it exactly.
+    order of the files: shuffle it with ``dataset.shuffle(seed=…, buffer_size=…)``. A trainer that replays the stream resumes
+    it exactly.
 
     Args:
         corpus: What to load.
-        languages: Source languages to keep, or one of them. A code with a script, such as ``zh-Hant``, keeps only this
-            script, one without a script all of them. For a single file without a language, its language.
+        languages: Source languages to keep: one code or several. A code with a script, such as ``zh-Hant``, keeps only this
+            script; a code without a script keeps all scripts. If a single file does not state its language, a single code is
+            taken as this language.
         source_lang: Language of the sources, for files without one.
         target_lang: The target language of the corpus.
         split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … (or ``train-00000-of-00001.parquet``, …) to load from
@@ -147,7 +149,7 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         tokenizer: Counts pieces for a cleaning without a tokenizer: a function from text to pieces, or a tokenizer with a
             method ``tokenize``.
         max_chars: A side with more characters is unreadable.
-        max_bad_rate: A file is refused if a larger share of its lines, of 1000 or more, is unreadable.
+        max_bad_rate: A file is refused if a larger share of its lines is unreadable, once 1000 lines are read.
         max_expansion: Largest expansion of a ``.gz`` or Parquet file, beyond its first 64 MiB; None disables the limit.
 
     Raises:

@@ -44,7 +44,7 @@ class ParallelSet:
 
     @property
     def english(self) -> dict[str, str]:
-        """The English sentence of each different source; of several ones, the last."""
+        """The English sentence of each distinct source; of a source that recurs, the last one."""
         return dict(zip(self.sources, self.targets, strict=True))
 
     def rows(self, chosen: Iterable[int]) -> ParallelSet:

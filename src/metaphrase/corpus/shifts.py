@@ -1,4 +1,4 @@
-"""Sides that are shifted against each other, because one of them has a missing or an additional line."""
+"""Shifted sides: sentences face the wrong translation, because one side lacks a line or has an additional one."""
 
 from __future__ import annotations
 

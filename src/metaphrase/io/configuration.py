@@ -1,4 +1,4 @@
-"""Strict reading of YAML files, with the position of every key for error messages.
+"""Options of commands, and strict reading of YAML files with the position of every key for error messages.
 
 Python objects, duplicate keys (of which YAML silently keeps the last) and aliases that expand without bound are errors.
 ``5e-5`` is a number.

@@ -82,7 +82,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def as_json(content: Any, **options: Any) -> Any:
-    """Content as it is read back from JSON: tuples are lists, and keys are text; ``options`` are those of `json.dumps`."""
+    """Return content as it is read back from JSON: tuples are lists, keys are text. ``options`` are those of `json.dumps`."""
     return json.loads(json.dumps(content, **options))
 
 

@@ -48,8 +48,8 @@ def work_folder_of(output: str | Path) -> Iterator[Path]:
 def open_work_folder(folder: str | Path, manifest: Mapping[str, Any], *, locked: bool = False) -> Path:
     """Start work that can be interrupted, or resume it.
 
-    The manifest is plain data with every input and option of the work. A folder with another manifest is refused, unless it
-    is ``locked`` by this process and no part of that work is finished.
+    The manifest is plain data with every input and option of the work. A folder with another manifest is refused, unless
+    the caller holds its lock (``locked``) and no part of that work is finished.
     """
     folder = Path(folder)
     path = folder / MANIFEST

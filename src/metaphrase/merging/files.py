@@ -124,7 +124,7 @@ def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError(f"its metadata have no {KEY!r}, so it is another kind of file")
     content = json.loads(metadata[KEY])
     if not isinstance(content, dict):
-        raise ValueError(f"its metadata {KEY!r} are not keys and values")
+        raise ValueError(f"its metadata {KEY!r} are not a JSON object")
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"its format is {version}, but this version of metaphrase reads up to {VERSION}")

@@ -9,7 +9,11 @@ from metaphrase.exceptions import ModelError
 
 
 def replace_pooling(model: SentenceTransformer, mode: str) -> None:
-    """Replace the pooling of a model in place."""
+    """Replace the pooling of a model in place.
+
+    Raises:
+        ModelError: The model has no pooling module.
+    """
     for at, module in enumerate(model):
         if isinstance(module, Pooling):
             model[at] = Pooling(module.embedding_dimension, mode, include_prompt=module.include_prompt)

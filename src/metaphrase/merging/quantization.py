@@ -1,8 +1,8 @@
 """Tensors in 16, 8 or 4 bits.
 
-16 bits are float16. In 8 and 4 bits, each block of 64 values shares a scale, and a value is a whole number of scales: from
--127 to 127, or from -7 to 7, two to a byte. A value differs from its original by at most half the scale of its block, the
-largest absolute value of the block divided by 127 or 7.
+With 16 bits, values are float16. With 8 and 4 bits, each block of 64 values shares a scale, and a value is a whole number of
+scales: from -127 to 127, or from -7 to 7, two to a byte. A value differs from its original by at most half the scale of its
+block, the largest absolute value of the block divided by 127 or 7.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class TaskVector:
             **facts: Further attributes: `base_name`, `alpha`, `recipe`, `license`, `card`.
 
         Raises:
-            ModelError: The models differ in more than the values of their weights, such as their vocabulary, in buffers that
-                are not floating-point, or both project directions out, but different ones.
+            ModelError: The models differ in more than the values of their weights: in modules, shapes, vocabulary, or buffers
+                that are not floating-point; or each projects out other directions.
             NonFiniteError: A difference is NaN or infinite.
         """
         old, new = base.state_dict(), tuned.state_dict()
@@ -126,10 +126,11 @@ class TaskVector:
 
     @checked
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
-        """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
+        """Return a copy of the base with ``alpha · difference`` added and the directions projected out.
 
-        It has the vector's settings and its prompts with their default one, or else the base's; with alpha 0, the base's. A
-        base in half precision is converted to float32, as in training, because it would round small differences away.
+        The copy shares the weights that do not change. Settings and prompts are those of the vector, where it has any, else
+        those of the base; with alpha 0, always those of the base. A base in half precision is converted to float32, as in
+        training, because it would round small differences away.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -178,9 +179,9 @@ class TaskVector:
     def __add__(self, other: TaskVector) -> TaskVector:
         """Add the differences of two vectors of one base.
 
-        The sum keeps the facts on which both agree, and each setting on which both agree. Licences are joined by ``AND``,
-        cards one after the other, and an alpha on which they do not agree is 1. Of the directions of both, it has the
-        principal ones, as many as the larger number.
+        Facts and settings on which the vectors disagree are dropped, and an alpha on which they disagree is 1. Licences are
+        joined by ``AND``, and cards are concatenated. The directions are the principal ones of those of both vectors, as
+        many as the larger number.
 
         Raises:
             ModelError: The vectors belong to different bases, or have different poolings.

@@ -1,7 +1,7 @@
 """Encoding with an arbitrary attention mask, and access to the attention probabilities of the top layer.
 
 ``observed(encoder)`` is for passes that specify which position may attend to which and that read the attention of the last
-layer. All layers run SDPA; the probabilities are computed for the last layer only, before dropout.
+layer. All layers run SDPA; the probabilities are computed for the last layer only, and returned as they are before dropout.
 """
 
 from __future__ import annotations

@@ -119,9 +119,7 @@ def distinct_texts(sides: Iterable[Iterable[str]]) -> tuple[list[str], list[NDAr
 
 
 def is_text_transformer(model: SentenceTransformer) -> bool:
-    """Whether the first module is a Transformers text encoder that pads on the right, so that texts can be tokenised
-    outside of the model.
-    """
+    """Whether the first module is a text encoder that pads on the right, so that texts can be tokenised outside of it."""
     first = model[0]
     return (
         isinstance(first, Transformer)

@@ -1,4 +1,4 @@
-"""Encoders that are not trained by gradient: momentum encoders and copies of the original encoder."""
+"""Encoders that are not trained by gradient: momentum encoders, teachers, and copies of the original encoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from metaphrase.modeling.packing import ATTENTION, can_pack, token_states
 
 
 def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
-    """Freeze an encoder in place: no pooler, no gradient, and no padding if its architecture supports that."""
+    """Freeze an encoder in place, remove its pooler, and run it without padding if its architecture supports that."""
     remove_pooler(encoder)
     if can_pack(encoder):
         encoder.set_attn_implementation(ATTENTION)

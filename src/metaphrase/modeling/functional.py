@@ -2,8 +2,8 @@
 
 The suffix of a tensor's name lists its axes: ``b`` batch, ``p`` the pool that a batch is ranked against, ``s`` source tokens,
 ``t`` target tokens, ``l`` tokens of any sequence, ``w`` words, ``x`` source words, ``y`` target words, ``n`` scored positions
-or word links, ``r`` anchors, ``c`` candidates, ``k`` labels, ``h`` hidden, ``e`` attention heads, ``v`` vocabulary, ``q``
-queue. Masks are boolean and true at the values to keep.
+or word links, ``r`` anchors, ``c`` candidates, ``k`` labels or directions, ``h`` hidden, ``e`` attention heads, ``v``
+vocabulary, ``q`` queue. Masks are boolean and true at the values to keep.
 """
 
 from __future__ import annotations
@@ -315,9 +315,7 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor, *, keep: bool = True
 def _blocks_of_logits(
     hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, labels_k: Tensor
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Iterate over the blocks of the vocabulary, their logits, which reuse the same memory, and the places of their
-    labels in ``labels_k``.
-    """
+    """Iterate over the blocks of the vocabulary, their logits (in reused memory), and where ``labels_k`` has their labels."""
     blocks = _blocks(len(weight_vh), len(hidden_nh))
     memory = hidden_nh.new_empty(len(hidden_nh) * (blocks[0].stop if blocks else 0))
     for block, inside_k in zip(blocks, _labels_of_blocks(labels_k, blocks), strict=True):
@@ -355,10 +353,10 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def check_finite_rows(rows_nh: Any) -> None:
-    """Refuse embeddings, states or logits that are NaN or infinite.
+    """Refuse embeddings that are NaN or infinite.
 
     Args:
-        rows_nh: A tensor or an array, one row for each text or piece.
+        rows_nh: Embeddings, states or logits: a tensor or an array with one row for each text or piece.
 
     Raises:
         NonFiniteError: The message has the number of such rows.

@@ -15,7 +15,10 @@ from metaphrase.exceptions import CorpusError, ModelError, UsageError
 
 
 def language_id(language: str) -> int:
-    """Encode a language code of up to eight characters as an integer, to store it in a tensor.
+    """Encode a language code of up to eight ASCII characters as an integer, to store it in a tensor.
+
+    Raises:
+        UsageError: The code is longer.
 
     >>> language_id("en") == int.from_bytes(b"en")
     True

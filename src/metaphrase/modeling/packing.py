@@ -51,10 +51,10 @@ PACKABLE_OTHERS = frozenset(
 
 @dataclass(frozen=True)
 class Packing:
-    """Layout of the sentences of a padded batch in the flat stream.
+    """Layout of the sentences of a padded batch in one packed sequence.
 
     Attributes:
-        token_n: Index of each token of the stream in the flattened padded batch, shape ``(tokens,)``.
+        token_n: Index of each token of the sequence in the flattened padded batch, shape ``(tokens,)``.
         position_n: Position of each token in its sentence, from 0, shape ``(tokens,)``.
         groups: ``(sentences, length)`` of each run of sentences of equal length, shortest first.
         shape: ``(batch, length)`` of the padded batch.
@@ -239,7 +239,7 @@ def token_states(encoder: PreTrainedModel, mask_bl: Tensor, **inputs: Tensor) ->
 
 
 def why_padded(model: SentenceTransformer) -> str | None:
-    """Why a model runs padded, if it does: convolutions read padding, and on the left it shifts positions."""
+    """Why a model runs padded, or None. Convolutions read padding; padding on the left shifts positions."""
     if not can_pack(model[0].auto_model):
         return "it cannot run without padding"
     if model.tokenizer.padding_side == "left":

@@ -1,4 +1,4 @@
-"""Computing in bfloat16."""
+"""bfloat16: whether to use it, and autocast."""
 
 from __future__ import annotations
 

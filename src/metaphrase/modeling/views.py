@@ -1,6 +1,6 @@
 """Views: ways of presenting a batch of examples to the encoder.
 
-Views are frozen and comparable. Objectives that use equal views share them: a view is built and encoded once per step.
+Views are frozen and comparable. Objectives that use equal views share them: a view is built and encoded once per batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Generators = Sequence[np.random.Generator]
 Side = Literal["source", "target"]
 SIDES: tuple[Side, ...] = ("source", "target")
 
-#: Label of a position that is not scored.
+#: Label of a position that is not scored, which the cross-entropy of torch ignores.
 UNSCORED = -100
 
 
@@ -84,8 +84,6 @@ class View(ABC):
     """
 
     name: str
-    #: Whether the encoder reads this view; other views only provide tensors to an objective.
-    encoded: ClassVar[bool] = True
     #: Columns that it reads in addition to ``source`` and ``target``.
     columns: ClassVar[tuple[str, ...]] = ()
 
@@ -105,7 +103,7 @@ class View(ABC):
         Returns:
             Tensors with the batch as their first axis. ``input_ids``, ``attention_mask``, ``token_type_ids``,
             ``position_ids`` (from 0) and ``visible`` (which position attends to which, ``(batch, length, length)``) are
-            inputs of the encoder, the others of the objectives.
+            inputs of the encoder, the others of the objectives. A view without ``input_ids`` is not encoded.
         """
 
 
@@ -151,7 +149,6 @@ class TeacherSentence(Sentence):
         tokenizer: The tokenizer of that encoder.
     """
 
-    encoded: ClassVar[bool] = False
     tokenizer: Any = field(default=None, compare=False, repr=False)
 
     def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
@@ -297,7 +294,6 @@ class WordPieces(View):
         max_length: Maximum pieces per sentence, including special tokens.
     """
 
-    encoded: ClassVar[bool] = False
     max_length: Length
 
     def build(self, batch: Batch, rngs: Generators) -> dict[str, Tensor]:
@@ -309,10 +305,10 @@ class WordPieces(View):
 class Links(WordPieces):
     """The words of both sides, as in :class:`WordPieces`, and the links between them.
 
-    Also provides ``links``, ``(batch, links, 2)``: source and target word, ``-1`` for padding.
+    In addition to the spans, provides ``links``, ``(batch, links, 2)``: source and target word, ``-1`` for padding.
 
     Attributes:
-        mutual: Keep only links whose two words are each other's surest partner (see :func:`mutual_links`).
+        mutual: Keep only links whose two words are each other's best partner (see :func:`mutual_links`).
     """
 
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -338,7 +334,7 @@ def kept_links(
 
     A link that occurs several times counts once, with its highest score.
 
-    If ``mutual``, a link is kept if its two words are each other's surest partner, which is decided before links are
+    If ``mutual``, a link is kept if its two words are each other's best partner, which is decided before links are
     dropped. Returns the score of each link, 1 if the corpus has none.
     """
     links = [] if example["alignment"] is None else parse_links(example["alignment"])
@@ -357,10 +353,10 @@ def kept_links(
     return {(i, j): score for (i, j), score in distinct.items() if source_w2[i, 1] and target_w2[j, 1]}
 
 
-def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
+def best_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
     """For each linked word of the first side, its partner with the highest score, the first in a tie.
 
-    >>> surest_partners([(0, 0), (0, 1), (2, 3), (2, 1)], [0.5, 0.9, 1.0, 1.0])
+    >>> best_partners([(0, 0), (0, 1), (2, 3), (2, 1)], [0.5, 0.9, 1.0, 1.0])
     {0: 1, 2: 1}
     """
     ranked = sorted(zip(scores, links, strict=True), key=lambda scored: (scored[0], -scored[1][1]))
@@ -368,15 +364,15 @@ def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int,
 
 
 def mutual_links(links: Sequence[Link], scores: Sequence[float]) -> list[Link]:
-    """Links whose two words are each other's surest partner (see :func:`surest_partners`).
+    """Links whose two words are each other's best partner (see :func:`best_partners`).
 
     The result is one-to-one. Links that are one-to-one already, such as the intersection of two directions, are all kept.
 
     >>> mutual_links([(0, 0), (0, 1), (1, 1)], [0.5, 0.9, 0.8])
     [(0, 1)]
     """
-    forward = surest_partners(links, scores)
-    backward = surest_partners([(y, x) for x, y in links], scores)
+    forward = best_partners(links, scores)
+    backward = best_partners([(y, x) for x, y in links], scores)
     return [(x, y) for x, y in links if forward[x] == y and backward[y] == x]
 
 
@@ -390,7 +386,7 @@ def mask_pieces(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Select pieces for prediction as in BERT: 80 % are masked, 10 % replaced by a random piece, 10 % kept.
 
-    Special tokens are never selected. ``[UNK]`` counts as one, as in the data collator of transformers.
+    Special tokens are never selected. ``[UNK]`` counts as a special token, as in transformers' data collator.
 
     Returns the ids to encode and the labels, ``UNSCORED`` at pieces that are not selected.
 

@@ -1,4 +1,4 @@
-"""The objectives. Each is one file and one line of the table below.
+"""The objectives. Each is one module and one line of the table below; `base`, `registry` and `vocabulary` are shared.
 
 Objectives of other packages are registered by an entry point of the group ``metaphrase.objectives``, as
 ``package.module:Class``, or by ``OBJECTIVES["name"] = Class``.

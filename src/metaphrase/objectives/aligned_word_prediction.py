@@ -18,11 +18,11 @@ from metaphrase.modeling.views import (
     Generators,
     Side,
     View,
+    best_partners,
     kept_links,
     languages_of,
     own_stream,
     pad_rows,
-    surest_partners,
 )
 from metaphrase.objectives.base import Granularity
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
@@ -55,7 +55,7 @@ class MaskedWords(View):
             links = kept_links(example, spans["source"][row], spans["target"][row])
             if self.side == "target":
                 links = {(y, x): score for (x, y), score in links.items()}
-            partners = surest_partners([*links], [*links.values()])
+            partners = best_partners([*links], [*links.values()])
             masked_l, spans_w2 = np.array(ids[self.side][row]), spans[self.side][row]
             other_ids, other_spans_w2 = ids[other][row], spans[other][row]
             if self.max_mask_ratio < 1:

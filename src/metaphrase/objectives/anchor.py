@@ -96,8 +96,9 @@ class Anchor(Objective):
     ``"interpolated"`` is the frozen interpolation anchor of SALT.
 
     Raises:
-        UsageError: Token states are to be interpolated or compared with other sentences; tokens do not correspond.
-        ModelError: The teacher cannot be loaded, or its embeddings have another size.
+        UsageError: ``level: tokens`` or ``sides: interpolated`` is combined with what applies to single sentence embeddings.
+        MetaphraseError: The teacher cannot be loaded; the class is that of the cause.
+        ModelError: The embeddings of the teacher have another size.
 
     Reference: Reimers & Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation,
     section 2, equation 1.

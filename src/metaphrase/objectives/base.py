@@ -42,17 +42,17 @@ class Objective(nn.Module, ABC):
     checked against their annotations (see :mod:`metaphrase.io.arguments`).
 
     Attributes:
-        name: The paper's abbreviation; the key in recipes, logs and model cards.
+        name: Key in recipes, logs and model cards.
         granularity: What is aligned.
         citation: BibTeX for the model card.
-        in_batch_negatives: Whether it compares the pairs of a batch with each other, so that a batch of one teaches nothing.
+        in_batch_negatives: Whether it compares the pairs of a batch with each other, so that the loss of a single pair is 0.
         gather: Whether the negatives include the batches of other processes.
         shares_targets: Whether the pairs of a batch with the same target are positives of each other.
         reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.
         reads_original: Whether it compares the encoder with the original one.
         max_length: Maximum pieces per sentence, including special tokens.
         truncatable: Whether it reads nothing but sentence embeddings, of any size: its term may have ``matryoshka``.
-        original: The original model, if it reads it.
+        original: The model to compare with: the encoder before training, or a teacher; None if it reads neither.
         head: The parameters of the objective, or None. They are saved with every checkpoint.
     """
 
@@ -80,7 +80,7 @@ class Objective(nn.Module, ABC):
         self.original: Any = None
 
     def attach(self, sources: HeadSources) -> None:
-        """Set what depends on the encoder: the original model, and the temperature if it is ``"auto"``."""
+        """Set what depends on the encoder: ``original``, and a temperature ``"auto"``. Called before :meth:`make_head`."""
         if self.reads_original:
             self.original = sources.original
         own: Any = self
@@ -102,7 +102,7 @@ class Objective(nn.Module, ABC):
         """Compute the scalar loss of a batch; a zero with a graph if the batch has nothing to learn from."""
 
     def gathered(self, tensor: Tensor) -> Tensor:
-        """The rows of all processes, with gradient, if the objective has the option ``gather``."""
+        """The rows of all processes, with gradient, if ``gather`` is true."""
         return gather_with_gradient(tensor) if self.gather else tensor
 
     def offset(self, batch: int, pool: int) -> int:
@@ -140,7 +140,7 @@ class Objective(nn.Module, ABC):
 
 @dataclass
 class HeadSources:
-    """Sources for the initialisation of a new head.
+    """What an objective may read when it is attached to an encoder.
 
     Attributes:
         encoder: The encoder to train.

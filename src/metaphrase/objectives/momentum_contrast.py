@@ -24,7 +24,7 @@ from metaphrase.objectives.base import Granularity, HeadSources, Objective, chec
 Denominator = Literal["positive_and_queue", "queue"]
 Normalize = Literal["both", "h", "z"]
 
-#: Maximum numbers of a queue: 4 GB.
+#: Maximum number of values in a queue: 4 GB in float32.
 MAX_QUEUE = 2**30
 
 
@@ -199,7 +199,7 @@ class MomentumContrast(Objective):
         momentum: m, the share of its parameters that the momentum encoder keeps in an optimiser step.
         projection_size: Width of the projection ``W₂ ReLU(W₁ h)``; None contrasts the pooled states themselves.
         bias: Whether the projection has biases, as in MoCo; equation 2 shows none.
-        normalize: What to normalise: the sentence embedding ``"h"`` (the text), its projection ``"z"`` (MoCo), or
+        normalize: What to normalise: ``"h"``, the sentence embedding (text of the paper), its projection ``"z"`` (MoCo), or
             ``"both"``.
         shuffle: Random input shuffling: in half of the pairs, the target is the query and the source the key. Otherwise
             the sources are the queries.
@@ -243,7 +243,7 @@ class MomentumContrast(Objective):
         return (self.view,)
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Return the pooling of queries and keys, which is the model's.
+        """Return the pooling mode of the model, by which queries and keys are pooled too.
 
         Raises:
             UsageError: The queue is too large.

@@ -40,7 +40,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
 
     def __init__(self, table: Mapping[str, tuple[str, str]]) -> None:
         self._table = dict(table)
-        self._classes: dict[str, type[Objective]] = {}  # that were set; others may be reloaded
+        self._classes: dict[str, type[Objective]] = {}  # set by the caller; others are imported at each lookup
 
     def __getitem__(self, name: str) -> type[Objective]:
         """The class of an objective."""

@@ -40,7 +40,6 @@ class ReconstructedSlots(View):
     Provides ``masked``, boolean, shape ``(batch, max_length)``, true at masked slots.
     """
 
-    encoded: ClassVar[bool] = False
     ratio: Share
     max_length: Length
 
@@ -191,7 +190,8 @@ def representation_translation(
         masked_bt: True at slots to mask and predict (reconstruction ratio ρ < 1); the other slots hold ``target_bth``. None
             masks all slots.
         target_bth: Encoder states of the sentences to reconstruct, required with ``masked_bt``.
-        language_b: Code of each reconstructed sentence's language, required if the head has language embeddings.
+        language_b: Id of the language of each reconstructed sentence (see :func:`language_id`), required if the head has
+            language embeddings.
         slots_first: Number the positions of the slots from 0 and those of the source states from the head's ``offset``.
 
     Returns:
@@ -217,7 +217,7 @@ class RepresentationTranslation(Objective):
         max_length: Maximum pieces per sentence, and position of the first target slot.
         layers: K, the number of layers of the head, copied from the last layers of the encoder.
         direction: ``"source_to_target"`` reconstructs the target (xx→en, DAP), ``"target_to_source"`` the source, and
-            ``"both"`` the source in the first half of the batch and the target in the second.
+            ``"both"`` the source in the first half of the batch and the target in the second; of a single pair, the target.
         ratio: Reconstruction ratio ρ. Below 1, slots that are not masked hold the states of the same sentence.
         positions: ``"single"``, or ``"double"`` for the two passes of the released code (see :class:`ReconstructionHead`).
             With encoders that read no position ids, such as mDeBERTa, ``"double"`` adds no positions, with a warning.
@@ -254,7 +254,7 @@ class RepresentationTranslation(Objective):
             )
 
     def attach(self, sources: HeadSources) -> None:
-        """Find out whether the two passes add positions."""
+        """Warn if the two passes cannot add positions."""
         super().attach(sources)
         if self.positions == "double" and not reads_positions(sources.encoder):
             effect = "`positions: double` of 'rtl' adds no positions; slots and states have only relative ones."
@@ -271,6 +271,7 @@ class RepresentationTranslation(Objective):
         Raises:
             ModelError: The encoder has a decoder, or too few layers or positions for the head, or embeddings that it cannot
                 use, or the languages are unknown.
+            UsageError: The vocabulary is ``"english"``, and its ids are unknown.
         """
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:

@@ -62,7 +62,7 @@ class SentenceAlignment(Objective):
     The embedding is this mean, regardless of the pooling of the model, so the model should use mean pooling.
 
     Args:
-        exclude_specials: Average over the pieces of the sentence without special tokens; mean pooling includes them.
+        exclude_specials: Exclude special tokens from the mean, which mean pooling includes.
         candidates: ``"targets"``: the targets of the batch. ``"both"``: also its sources, except the query (the paper allows
             "any sentence in any language").
         gather: Rank against the sentences of all processes, with gradient.

@@ -88,7 +88,7 @@ def sentence_to_tokens(
     Args:
         head: Predicts ``q``.
         sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
-        language_b: Code of the language to predict, shape ``(batch,)``.
+        language_b: Id of the language to predict (see :func:`language_id`), shape ``(batch,)``.
         rows_k: Row of the embedding from which each piece is predicted (see :func:`piece_frequencies`).
         labels_k: The pieces.
         shares_k: Their frequencies ``p``.

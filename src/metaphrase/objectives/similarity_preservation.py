@@ -35,7 +35,7 @@ def similarity_preservation(
     Args:
         embedding_bh: Sentence embeddings, shape ``(batch, hidden)``.
         original_bh: Sentence embeddings of the original encoder, shape ``(batch, hidden)``.
-        peer_bb: True at the pairs that count, shape ``(batch, batch)``. A sentence is not its own peer.
+        peer_bb: True where two sentences are compared, shape ``(batch, batch)``. A sentence is not its own peer.
         divergence: ``"squared"`` or ``"kl"``.
         temperature: Softmax temperature τ of ``"kl"``.
 
@@ -115,7 +115,7 @@ class SimilarityPreservation(Objective):
         return {"source": (source,), "target": (target,)}.get(self.sides, (source, target))
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Compute the loss, averaged over the sides; every process compares the sentences of all processes."""
+        """Compute the loss, averaged over the sides."""
         return torch.stack([self._of_side(encodings[view.name]) for view in self.views()]).mean()
 
     def _of_side(self, encoding: Encoding) -> Tensor:

@@ -34,7 +34,6 @@ class PhrasePairs(View):
     first piece and exclusive end of each phrase, ``(0, 0)`` for padding. See :class:`SpanContrast` for the settings.
     """
 
-    encoded: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
     max_length: Length
     max_words: Count = 7
@@ -157,7 +156,7 @@ class SpanContrast(Objective):
         max_words: Maximum words of a phrase, on each side.
         min_words: Minimum words of the longer side of a phrase pair; 1 includes pairs of words, which
             :class:`WordContrast` contrasts.
-        max_spans: Maximum phrase pairs per sentence pair; a sample is drawn from more.
+        max_spans: Maximum phrase pairs per sentence pair; of more, a random sample is used.
         phrase_table: File of a phrase table (see :class:`metaphrase.corpus.phrases.PhraseTable`) to restrict phrase pairs
             to. None uses all phrase pairs that are consistent with the alignment.
         cut: Minimum of ``p(target | source) · p(source | target)`` in the phrase table.

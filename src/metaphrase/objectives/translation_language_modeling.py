@@ -61,7 +61,7 @@ class TranslationLanguageModeling(MaskedPrediction):
         self.monolingual_view = monolingual if self.monolingual else None
 
     def attach(self, sources: HeadSources) -> None:
-        """Find out whether the encoder can reset positions."""
+        """Determine whether positions are reset, which the encoder may not support."""
         super().attach(sources)
         self.resets = self.positions == "reset" and reads_positions(sources.encoder)
         if self.positions == "reset" and not self.resets:

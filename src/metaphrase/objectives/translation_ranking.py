@@ -23,7 +23,7 @@ from metaphrase.objectives.base import Granularity, HeadSources, Objective, chec
 
 @dataclass(frozen=True)
 class HardNegatives(View):
-    """The hard negatives of the pairs, as rows of the encoder's inputs; a batch without any has one row, not ``real``.
+    """The hard negatives of the pairs, as rows of the encoder's inputs; a batch without any has one row that is not ``real``.
 
     Also provides ``text``, ``language`` and ``real`` of each row.
 
@@ -78,8 +78,8 @@ class TranslationRanking(Objective):
             apart in one process only; ``mask_duplicates`` excludes those of others.
         projection: ``"none"``, or ``"mlp"``: rank ``tanh(W h + b)`` in training and discard the projection afterwards, as
             in the released code.
-        targets: ``"hard"``: the translation. ``"soft"``: the similarities of the translation to the sentences of its
-            language, as the original encoder sees them, so that a paraphrase of it is not pushed away.
+        targets: ``"hard"``: the translation. ``"soft"``: the similarities of the translation to the other candidates of
+            its side, as the original encoder sees them, so that a paraphrase of it is not pushed away.
         soft_weight: Share of the soft targets; the rest is the translation's.
         soft_temperature: Softmax temperature of the soft targets; None is ``temperature``.
         soft_sides: Side whose similarities are the soft targets: ``"target"`` (English), ``"source"``, or the mean of

@@ -20,13 +20,14 @@ Transform = Literal["auto", "none"]
 
 
 class VocabularyHead(nn.Module):
-    """Predict pieces from states: ``softmax(W · LN(gelu(D h)) + b)``, at labelled positions only.
+    """Predict pieces from states at labelled positions: ``softmax(W · LN(act(D h)) + b)``.
 
-    The table ``W`` of a tied head is the encoder's input embeddings, which the head does not own. The transform in front of
-    it comes from the checkpoint's masked language modelling head, a new one if the checkpoint has none, or omitted.
+    ``act`` is the encoder's activation. The table ``W`` of a tied head is the encoder's input embeddings, which the head does
+    not own. The transform before it is copied from the checkpoint's masked language modelling head, newly initialised if the
+    checkpoint has none, or omitted (``"none"``).
 
-    ``"untied"`` is a trainable copy of the table, ``"english"`` one of the rows of a subset; other labels count as the
-    unknown token. The last is a softmax over fewer classes and thus a different loss.
+    ``"untied"`` is a trainable copy of the table. ``"english"`` is a trainable copy of the rows of a subset, and other labels
+    count as the unknown token: a softmax over fewer classes, and so a different loss.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class VocabularyHead(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.vocabulary = vocabulary
+        self.transform_kind = transform
         self.transform: nn.Module = nn.Identity()
         if transform != "none":
             self.transform = nn.ModuleDict({"dense": nn.Linear(hidden, hidden), "norm": nn.LayerNorm(hidden)})

@@ -51,13 +51,13 @@ def word_alignment(
 class PrefixedPair(View):
     """An unmasked pair in the encoder's pair format with a prefix mask.
 
-    The tokens of one sentence see this sentence only; those of the other, the reader, see both the first sentence and the
-    preceding tokens of their own. Positions are continuous, and the second sentence has token type 1 if the encoder has one.
-    The first special token belongs to the source, a separator to the sentence that it ends (the second of XLM-R's separators
-    in the middle belongs to the target). Also provides ``piece``, 1 at the pieces of sentences and 0 at special tokens and
-    padding, ``(batch, length)``.
+    The tokens of one sentence, the prefix, attend to this sentence only. Those of the other, the reader, attend to the prefix
+    and to the preceding tokens of their own sentence. Positions are continuous, and the second sentence has token type 1 if
+    the encoder has one. The first special token belongs to the source, a separator to the sentence that it ends (the second
+    of XLM-R's separators in the middle belongs to the target). Also provides ``piece``, 1 at the pieces of sentences and 0 at
+    special tokens and padding, ``(batch, length)``.
 
-    If ``strict``, the tokens of the reader do not see themselves.
+    If ``strict``, the tokens of the reader do not attend to themselves.
     """
 
     max_length: Length

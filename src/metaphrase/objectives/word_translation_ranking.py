@@ -17,8 +17,6 @@ from metaphrase.modeling.views import View, links_view
 from metaphrase.objectives.aligned_word_prediction import AlignedWordPrediction
 from metaphrase.objectives.base import Granularity, Objective
 
-# In addition to the letters of `functional`: `x` source words, `y` target words, `c` candidates, `k` links of a pair.
-
 WordSimilarity = Literal["pairwise", "pooled", "max"]
 
 

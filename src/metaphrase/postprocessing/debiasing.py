@@ -1,4 +1,4 @@
-"""Debiasing: a release without the directions in which the embeddings of languages differ."""
+"""Debiasing an encoder: choose the directions of language identity, project them out, and write the result."""
 
 from __future__ import annotations
 

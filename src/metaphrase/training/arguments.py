@@ -76,7 +76,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
             Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
             allowed, because the gradient scaler searches for its scale.
-        resume_from_checkpoint: Checkpoint to resume; ``"true"`` resumes the last valid one, if there is one.
+        resume_from_checkpoint: Checkpoint that :class:`metaphrase.TrainingRun` resumes; ``"true"`` resumes the last valid
+            one, if there is one. With :class:`AlignmentTrainer`, pass the checkpoint to ``train()``.
         allow_changes: Resume a checkpoint even if recipe, encoder, data, batches or seed have changed.
         restore_callback_states_from_checkpoint: On by default, so that early stopping continues to count.
         bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32. With None,
@@ -220,7 +221,7 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
     size = args.per_device_train_batch_size
     if ranking := _ranking_nothing(objectives, size, args.world_size):
         raise UsageError(
-            f"{ranking} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
+            f"{ranking} compares the pairs of a batch with each other, but a batch of {size} has no other "
             "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size, or "
             "effective_batch_size, to at least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
         )
@@ -240,7 +241,7 @@ def check_negatives(dataset: Any, name: str, objectives: Mapping[str, Objective]
     ranking = _ranking_nothing(objectives, 1, processes=1)
     if ranking and any(isinstance(part, Dataset) and len(part) < 2 for part in parts_of(dataset)):
         raise UsageError(
-            f"{ranking} ranks each pair against the other pairs of its batch, but `{name}` is or contains a data set with a "
+            f"{ranking} compares the pairs of a batch with each other, but `{name}` is or contains a data set with a "
             "single pair, whose loss is always 0. Add pairs."
         )
 
@@ -253,7 +254,7 @@ def check_evaluation_batches(
     size, processes = args.per_device_eval_batch_size, args.world_size
     if dataset is not None and (ranking := _ranking_nothing(objectives, size, processes)):
         raise UsageError(
-            f"{ranking} ranks each pair against the other pairs of its batch, but an evaluation batch of {size} has no "
+            f"{ranking} compares the pairs of a batch with each other, but an evaluation batch of {size} has no "
             "other pairs, so its loss is always 0. Set per_device_eval_batch_size to at least 2."
         )
     size *= processes

@@ -27,6 +27,7 @@ from metaphrase.modeling.matryoshka import CITATION, truncated
 from metaphrase.modeling.views import View
 from metaphrase.objectives import HeadSources, Objective
 from metaphrase.objectives.base import check_positions, code_digest
+from metaphrase.objectives.vocabulary import VocabularyHead
 from metaphrase.training.heads import AlignmentHeads, check_same_state
 from metaphrase.training.recipe import Recipe, Term, views_of
 
@@ -193,7 +194,7 @@ class AlignmentLoss(nn.Module):
             check_same_state(self.heads)
 
     def get_config_dict(self) -> dict[str, Any]:
-        """The recipe's terms, for the model card."""
+        """Name, maximum length and terms of the recipe, for the model card."""
         return {"recipe": self.recipe.name, "max_length": self.max_length, "terms": self.recipe.to_dict()["terms"]}
 
     @property
@@ -205,18 +206,18 @@ class AlignmentLoss(nn.Module):
 
     def transforms(self) -> dict[str, str]:
         """For each objective that predicts pieces, the transform before its vocabulary projection."""
-        objectives = self.heads.config.objectives
-        return {
-            name: made["settings"]["vocabulary"]["transform"]
-            for name, made in objectives.items()
-            if "vocabulary" in made["settings"]
-        }
+        parts = [(name, part) for name, one in self.objectives.items() for part in one.modules()]
+        return {name: part.transform_kind for name, part in parts if isinstance(part, VocabularyHead)}
 
 
 def build_loss(model: SentenceTransformer, recipe: Recipe, corpus: Corpus) -> AlignmentLoss:
-    """Build a recipe's loss, with the vocabulary and the languages of the corpus."""
+    """Build a recipe's loss, with the vocabulary and the languages of the corpus.
+
+    Raises:
+        UsageError: An English vocabulary is requested for a stream.
+    """
     english_ids = None
-    if any(term.args.get("vocabulary") == "english" for term in recipe.terms):
+    if any(getattr(objective, "vocabulary", None) == "english" for objective in recipe.objectives().values()):
         if not isinstance(corpus.dataset, Dataset):
             raise UsageError("The English subset vocabulary is read from the corpus; a stream does not provide it.")
         english_ids = used_piece_ids(corpus.dataset["target"], model.tokenizer)

@@ -58,7 +58,7 @@ def read_pairs(
         source_lang: Language of the source, if neither columns nor the file's name state it.
         target_lang: The target language of the corpus.
         max_chars: A side with more characters is unreadable.
-        max_bad_rate: The file is refused if a larger share of its lines, of 1000 or more, is unreadable.
+        max_bad_rate: The file is refused if a larger share of its lines is unreadable, once 1000 lines are read.
         report: Receives the counts of pairs read and lines dropped.
 
     Yields:
