@@ -676,7 +676,7 @@ def test_a_full_disk_is_noticed_before_the_first_step(make_trainer, tmp_path, mo
     with pytest.raises(CheckpointError, match=r"has 0\.0 MB free, and a checkpoint needs about 0\.\d MB\. Free"):
         trainer.train()
     assert trainer.state.global_step == 0
-    check_space(tmp_path, 500, 2000)
+    check_space(tmp_path, "checkpoint", 500, 2000)
     assert "The first checkpoint may not fit" in caplog.text
     fault("A2", "disk full before the first step", tried=1, survived=1)
 

@@ -257,6 +257,28 @@ def test_the_release_of_an_earlier_run_is_deleted_if_each_language_has_its_own(e
     assert sorted(path.parent.name for path in second.rglob("modules.json")) == ["de", "en"]
 
 
+@pytest.mark.long
+def test_the_card_of_a_release_that_was_trained_from_another_one_has_the_data_and_directions_of_both(
+    execute, bitext, tmp_path
+):
+    options = {"recipe": "tr", "max_steps": 1, "save_strategy": "no", "test": [], "debias": 2}
+    first = execute("first", **options)
+    other = str(write_sets(tmp_path / "other", sw=bitext))
+    second = execute("second", **options | {"model": str(first.output), "corpus": [other], "seed": 7})
+    third = execute("third", **options | {"model": str(second.output), "corpus": [other], "debias": 0})
+    old, new, last = (ModelCard.load(one.output / "README.md") for one in (first, second, third))
+    assert [card.data.language for card in (old, new, last)] == [["de", "en"], ["de", "en", "sw"], ["de", "en", "sw"]]
+    facts = new.data.to_dict()["metaphrase"]
+    assert facts["source"] == old.data.to_dict()["metaphrase"]
+    assert facts["debias"]["earlier"] == facts["debias"]["directions"] == 2
+    assert "differ most, in addition to 2 that the base model projects out" in new.text
+    before, after = new.text.split("The base model was trained on:")
+    assert "sw-en" in before
+    assert re.findall("de-en|sw-en", after.split("###")[0]) == ["de-en"]
+    assert "a linear layer projects out 4 directions" in last.text
+    assert "The base model was trained on:" not in old.text
+
+
 def read_retention(result):
     kept = json.loads((result.output / baseline.BASELINE).read_text())["results"]
     return {name.removeprefix("others "): one for name, one in kept.items() if name.startswith("others ")}
@@ -476,6 +498,14 @@ def test_a_recipe_is_passed_by_name():
         RecipeError, match=r"^Expected the name of a recipe .* but got the Recipe object 'mine'\. Write its to_dict"
     ):
         RunConfig(recipe=Recipe("mine", (Term("tr"),)))
+
+
+def test_a_disk_without_room_for_the_release_is_noticed_before_training(execute, monkeypatch, tmp_path):
+    free = shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
+    monkeypatch.setattr("metaphrase.checkpoints.folders.shutil.disk_usage", lambda path: free)
+    with pytest.raises(CheckpointError, match=r"has 0\.0 MB free, and a release needs about 0\.\d MB\. Free some"):
+        execute(save_strategy="no")
+    assert not (tmp_path / "out" / "before.json").exists()
 
 
 @pytest.mark.parametrize("steps", [{"max_steps": 0}, {"max_steps": -2}, {"num_train_epochs": 0}])

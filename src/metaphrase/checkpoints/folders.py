@@ -297,17 +297,17 @@ def last_good(output: str | Path) -> str:
 # --------------------------------------------------------------------------------------------------------- output folder
 
 
-def check_space(output: Path, weights: int, whole: int) -> None:
-    """Refuse a disk without room for the weights of one checkpoint.
+def check_space(output: Path, what: str, weights: int, whole: int) -> None:
+    """Refuse a disk without room for the weights of what is written, a checkpoint or a release.
 
-    Sizes are in bytes; ``whole``, of the complete checkpoint, is approximate.
+    Sizes are in bytes; ``whole``, of all its files, is approximate.
     """
     free = shutil.disk_usage(output).free
-    message = f"{output} has {format_size(free)} free, and a checkpoint needs about {format_size(whole)}."
+    message = f"{output} has {format_size(free)} free, and a {what} needs about {format_size(whole)}."
     if free < weights:
-        raise CheckpointError(f"{message} Free some space, choose another output folder, or pass --save_strategy no.")
+        raise CheckpointError(f"{message} Free some space, or choose another output folder.")
     if free < whole:
-        logger.warning("%s The first checkpoint may not fit.", message)
+        logger.warning("%s The first %s may not fit.", message, what)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Collection[str]:

@@ -47,7 +47,7 @@ class AtomicCheckpoints(Trainer):
             output = Path(self.args.output_dir)
             tidy(output)
             weights, optimiser = self._bytes()
-            check_space(output, weights, weights + optimiser)
+            check_space(output, "checkpoint", weights, weights + optimiser)
 
     def how_to_resume(self) -> str:
         """How to resume this run, for error messages."""

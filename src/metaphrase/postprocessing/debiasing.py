@@ -34,7 +34,6 @@ from metaphrase.io.configuration import ENCODER, option
 from metaphrase.io.counts import counted
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
-from metaphrase.merging.projection import find_projection
 from metaphrase.publishing.drafts import check_destination, derived_card, drafted, how_to_load, part_folders
 
 #: Number of directions if none is given.
@@ -329,13 +328,11 @@ def write_debiased(
     )
     if direction_kh is None:
         return result
-    removed = find_projection(model, len(model))
     card = derived_card(
         model,
         options.model,
         debias={
             "directions": directions,
-            **({} if removed is None else {"earlier": len(removed[1])}),
             "languages": len(texts),
             "data": result.data,
             **({} if curve is None else {"chosen": str(curve)}),

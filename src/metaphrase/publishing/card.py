@@ -283,6 +283,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
         spoken = [*(str(row.get("language")) for row in self.results), *self._languages]
         corpus = [row | {"file": _file_name(row)} for row in self.corpus if "file" in row]
+        earlier = [row for row in _earlier_data(self.source) if row not in corpus]
         results, retention = self._retention()
         metrics = [item for scores in (self.eval_results_dict or {}).values() for item in scores.items()]
         samples = [row for info in self.train_datasets for row in info.get("samples", [])]
@@ -321,7 +322,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "paper": cell(recipe.get("paper")),
             "recipe": fence(dump_yaml(recipe), "yaml") if recipe else "",
             "corpus": table([_corpus_row(row) for row in corpus]),
-            "unlicensed": any(not row.get("license") for row in corpus),
+            "source_corpus": table([_corpus_row(row) for row in earlier]),
+            "unlicensed": any(not row.get("license") for row in (*corpus, *earlier)),
             "samples": table([_sample_row(row) for row in samples]),
             "seed": cell(None if self.seed is None else str(self.seed)),
             "command": fence(self.command, "bash"),
@@ -374,7 +376,8 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
     if debias is None:
         return None
     if "languages" not in debias:
-        return f"a linear layer projects out {counted(debias['directions'], 'direction')}"
+        count = debias["directions"] + debias.get("earlier", 0)
+        return f"a linear layer projects out {counted(count, 'direction')}"
     chosen = f". {debias['chosen']}" if debias.get("chosen") else ""
     earlier = f", in addition to {debias['earlier']} that the base model projects out" if debias.get("earlier") else ""
     return (
@@ -427,6 +430,22 @@ def _corpus_row(row: Mapping[str, Any]) -> dict[str, Any]:
     names = {"file": "File", "language": "Language", "pairs": "Pairs", "origin": "Origin", "license": "Licence"}
     names |= {"sha256": "SHA-256", "revision": "Commit"}
     return {names[key]: row[key] for key in names if row.get(key) is not None}
+
+
+def _earlier_data(source: Any) -> list[dict[str, Any]]:
+    """The training files of the model that a model was made from, and of those before it, as their cards record them."""
+    rows: list[Any] = []
+    while isinstance(source, Mapping):
+        for run in (source, *_mappings(source.get("runs"))):
+            rows += _mappings(run.get("data"))
+        source = source.get("source")
+    known = ("file", "language", "pairs", "sha256", "revision", "origin", "license")
+    return [{key: row[key] for key in known if key in row} for row in rows if "file" in row]
+
+
+def _mappings(value: Any) -> list[Any]:
+    """The mappings in a list; other values, which a card may contain, are dropped."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def _file_name(row: Mapping[str, Any]) -> str:

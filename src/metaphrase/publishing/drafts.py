@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.folders import VECTOR_FILE, public_name
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.encoders.names import find_folder, is_starter, load_vectors, model_file, name_parts, split_vectors
+from metaphrase.encoders.names import find_folder, load_vectors, model_file, name_parts, split_vectors
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.configuration import plain, read_yaml
 from metaphrase.io.files import explain_full_disk, read_json, write_json
@@ -27,7 +27,7 @@ from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import CARD, NOTICE, NOTICES, RECIPE, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.provenance import (
-    card_metadata,
+    earlier_training,
     hub_base,
     stated,
     stated_license,
@@ -156,12 +156,11 @@ def derived_card(model: SentenceTransformer, name: str, **known: Any) -> Alignme
     It has the languages, the recipe, the Hub id and the licence of the other model, the task vectors that the name adds, and
     what its card records.
     """
-    base, vectors = split_vectors(name)
     card = AlignmentModelCardData(
         **stated_license(name),
         language=stated(name, "language") or None,
-        recipe=stored_recipe(find_folder(base)[1]),
-        source=None if vectors or is_starter(name) else card_metadata(name).get("metaphrase"),
+        recipe=stored_recipe(find_folder(split_vectors(name)[0])[1]),
+        source=earlier_training(name),
         **{**_additions(name), **known},
     )
     card.base_model, card.base_model_revision = hub_base(model, name)

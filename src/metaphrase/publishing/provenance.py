@@ -143,6 +143,14 @@ def card_metadata(name: str, *, repo_type: str = "model", revision: str | None =
         return {}
 
 
+def earlier_training(name: str) -> dict[str, Any] | None:
+    """What the card of a model records about its training with metaphrase; None for a name that adds task vectors."""
+    if is_starter(name) or split_vectors(name)[1]:
+        return None
+    facts = card_metadata(name).get("metaphrase")
+    return facts if isinstance(facts, dict) else None
+
+
 def read_card(path: Path) -> tuple[dict[str, Any] | None, str]:
     """Read the metadata of a card, None if they are damaged, and the text below them."""
     content = path.read_text(encoding="utf-8-sig", errors="replace")

@@ -44,6 +44,7 @@ from metaphrase.io.files import as_os_errors, explain_full_disk, follow_umask
 from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
+from metaphrase.merging.projection import find_projection
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import (
@@ -154,6 +155,7 @@ def release(
             with as_os_errors():
                 save_adapter(model, staging / ADAPTER)
         card.weights = weights_digests(staging)
+        card.debias = _all_directions(released, card.debias)
         name = json.dumps(str(folder), ensure_ascii=False)[1:-1]
         text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, name)
         (staging / CARD).write_text(text, encoding="utf-8")
@@ -173,6 +175,16 @@ def release(
         follow_umask(staging)
         _move_into_place(staging, folder)
     return folder
+
+
+def _all_directions(model: SentenceTransformer, debias: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a card states about removed directions, with the number of those that the base model projected out."""
+    found = find_projection(model, len(model))
+    own = 0 if debias is None else debias["directions"]
+    earlier = (0 if found is None else len(found[1])) - own
+    if earlier <= 0:
+        return debias
+    return {"directions": earlier} if debias is None else {**debias, "earlier": earlier}
 
 
 def release_languages(

@@ -9,7 +9,15 @@ from metaphrase.encoders.names import is_starter, split_revision
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.objectives.anchor import Anchor
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated, stated_base, stated_license
+from metaphrase.publishing.provenance import (
+    Origins,
+    earlier_training,
+    hub_licenses,
+    provenance,
+    stated,
+    stated_base,
+    stated_license,
+)
 
 #: The transform before a vocabulary projection, in words.
 TRANSFORMS = {
@@ -44,7 +52,9 @@ def fill_card(
     removed = facts.get("debias", {})
     card.merge, card.debias = facts.get("merge"), removed if removed.get("directions") else None
     card.teacher = _teacher(facts.get("recipe", {}))
-    card.language = sorted({language for file in facts["files"] for language in file["languages"]})
+    languages = {language for file in facts["files"] for language in file["languages"]}
+    card.source = earlier_training(facts["model"])
+    card.language = sorted(languages.union(stated(facts["model"], "language") if card.source else ()))
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
     card.training_logs = training_log(facts["log_history"])
     card.training_seconds = facts.get("training_seconds")

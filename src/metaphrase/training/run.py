@@ -23,6 +23,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import TrainerCallback, set_seed
 
+from metaphrase.checkpoints.folders import check_space
 from metaphrase.checkpoints.saving import check_finite, explain_lost_processes, how_to_resume
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
@@ -264,6 +265,9 @@ class TrainingRun:
         if (origin := origin_of(self.encoder) or "").startswith(f"{split_revision(self.base)[0]}@"):
             self.base = origin  # with the commit: the Hub's model may change
         check_finish(self.encoder, self.config)
+        if self.is_main_process:
+            weights = sum(tensor.nbytes for tensor in self.encoder.state_dict().values())
+            check_space(self.output, "release", weights, weights)
 
     def load_test_sets(self) -> None:
         """Read the test sets, and separate the languages that are trained on from the others."""
