@@ -117,10 +117,11 @@ def test_what_cannot_be_compared_is_refused(sides):
     other = dataclasses.replace(after.languages["sw"], sha256="other")
     with pytest.raises(DataMismatchError, match=r"'sw' are over different items \(45 before, 45 after\)"):
         compare(dataclasses.replace(before, languages={**before.languages, "sw": other}), after)
-    chunks = [Measurement(None, 50.0, details={"items": [[1, 2, 2]] * n}) for n in (2, 3)]
-    results = [Result("pos", "m", "f1", {"sw": one}, one, statistic="chunk_f1") for one in chunks]
-    with pytest.raises(DataMismatchError, match="'sw' must have the same items, but one has 2 and the other 3"):
-        compare(*results, resamples=9)
+    for statistic, item in (("chunk_f1", [1, 2, 2]), ("items", 1)):
+        unknown = [Measurement(None, 50.0, details={"items": [item] * n}) for n in (2, 3)]
+        results = [Result("pos", "m", "f1", {"sw": one}, one, statistic=statistic) for one in unknown]
+        with pytest.raises(DataMismatchError, match="'sw' must have the same items, but one has 2 and the other 3"):
+            compare(*results, resamples=9)
     one, another = (items_result(sides[0], statistic="hits", settings={"margin_k": k}) for k in (None, 4))
     with pytest.raises(DataMismatchError, match="differ in margin_k: None before, 4 after"):
         compare(one, another)

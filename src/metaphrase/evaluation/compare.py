@@ -110,7 +110,13 @@ def compare(
     enough = math.ceil(2 * len(after.languages) / ALPHA)
     resamples = max(min(resamples, measure.max_resamples), enough)
     items = [{language: one.items(language) for language in after.languages} for one in (before, after)]
-    sizes = {language: measure.size(one) for language, one in items[1].items()}
+    old_sizes, sizes = ({language: measure.size(one) for language, one in side.items()} for side in items)
+    for language, size in sizes.items():
+        if old_sizes[language] != size:  # a file is damaged
+            raise DataMismatchError(
+                f"The results for {language!r} must have the same items, but one has {old_sizes[language]} and the other "
+                f"{size}. Evaluate both models again."
+            )
     resampled = measure.resample(*items, resamples=resamples, seed=seed)
     scores = [{language: measure.score(one) for language, one in side.items()} for side in items]
     changes, ids = measure.changes(*items), after.item_ids() or measure.row_ids(sizes)

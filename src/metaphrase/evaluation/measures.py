@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 
-from metaphrase.evaluation.significance import CHUNK, RESAMPLES, item_differences, resampled_means
-from metaphrase.exceptions import DataMismatchError
+from metaphrase.evaluation.significance import CHUNK, RESAMPLES, resampled_means
 
 #: Directions of retrieval, as its results name them.
 DIRECTIONS = ("source_to_target", "target_to_source")
@@ -106,7 +105,7 @@ class MeanOfItems(Measure):
     def changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
         """Differences of the items, shape ``(n,)`` each; of ``1 − item`` for errors."""
         sign = -1 if self.lower_is_better else 1
-        return {language: sign * one_n for language, one_n in item_differences(before, after).items()}
+        return {language: sign * (after[language] - before[language]) for language in after}
 
 
 class Hits(MeanOfItems):
@@ -139,23 +138,12 @@ class ScoreOfSamples(Measure):
     def samples(
         self, results: Sequence[Mapping[str, Any]], *, resamples: int, seed: int
     ) -> dict[str, list[NDArray[np.float64]]]:
-        """`scores` of each language.
-
-        Raises:
-            DataMismatchError: The results have different numbers of items, because a file is damaged.
-        """
+        """`scores` of each language."""
         rng = np.random.default_rng(seed)
         samples = {}
         for language in sorted(results[-1]):
             rng = np.random.default_rng(seed) if self.shared else rng
-            sides = [one[language] for one in results]
-            sizes = [self.size(items) for items in sides]
-            if len(set(sizes)) > 1:
-                raise DataMismatchError(
-                    f"The results for {language!r} must have the same items, but one has {sizes[0]} and the other "
-                    f"{sizes[-1]}. Evaluate both models again."
-                )
-            samples[language] = self.scores(sides, resamples, rng)
+            samples[language] = self.scores([one[language] for one in results], resamples, rng)
         return samples
 
     def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:

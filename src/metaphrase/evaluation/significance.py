@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import BetweenZeroAndOne, Finite, Resamples, Seed, Share, checked
 
 RESAMPLES = 10_000
@@ -61,32 +60,6 @@ def bootstrap_interval(
     if correct_n.ndim != 1 or not ((correct_n >= 0) & (correct_n <= 1)).all():
         raise ValueError("The scores of items must be numbers from 0 to 1, in one dimension.")
     return percentile_interval(resampled_means({"": correct_n}, resamples=resamples, seed=seed), confidence)
-
-
-def item_differences(
-    before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike]
-) -> dict[str, NDArray[np.float64]]:
-    """After − before for each item of each language.
-
-    Raises:
-        ValueError: The two sides differ in languages.
-        DataMismatchError: They differ in the number of items of a language.
-    """
-    if before.keys() != after.keys():
-        raise ValueError(
-            f"A paired test needs the same languages on both sides, but got {sorted(before)} before and "
-            f"{sorted(after)} after."
-        )
-    differences: dict[str, NDArray[np.float64]] = {}
-    for language in before:
-        before_n, after_n = (np.asarray(side[language], dtype=np.float64) for side in (before, after))
-        if before_n.shape != after_n.shape:
-            raise DataMismatchError(
-                f"A paired test needs both scores of every item, but got {len(before_n)} scores before and "
-                f"{len(after_n)} after for {language!r}. Measure both on the same pairs."
-            )
-        differences[language] = after_n - before_n
-    return differences
 
 
 def cluster_sums(
