@@ -22,9 +22,8 @@ from metaphrase.encoders.positions import set_max_length
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, ModelError
 from metaphrase.io.arguments import Count, LayerNumber, Length, checked
-from metaphrase.io.files import replacing
 from metaphrase.io.progress import progress_bars
-from metaphrase.io.work_folders import read_kept
+from metaphrase.io.work_folders import read_kept, write_atomically
 from metaphrase.merging.pooling import replace_pooling
 from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
@@ -255,10 +254,7 @@ class StoredEncoder(CachedEncoder):
         table = np.empty(len(keys), dtype=[("text", np.uint8, 16), ("row", *row)])
         table["text"] = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, 16)
         table["row"] = embeddings_nh
-        with (
-            replacing(self.encoder_folder / f"{_digest(table)}.npy", unique=True) as partial,
-            partial.open("wb") as file,
-        ):
+        with write_atomically(self.encoder_folder / f"{_digest(table)}.npy") as file:
             np.save(file, table)
         shrink(self.folder, self.limit)
 
