@@ -55,7 +55,7 @@ from metaphrase.evaluation.guard_data import LabelledData, spread
 from metaphrase.evaluation.guards import ALPHAS as FINE_ALPHAS
 from metaphrase.evaluation.guards import Guard, choose_alpha, data_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.evaluation.sib200 import ENGLISH, sib200_code, topic_files
+from metaphrase.evaluation.sib200 import ENGLISH, XLMR_LANGUAGES, topic_files
 from metaphrase.evaluation.suites import Benchmark, Settings, Subject
 from metaphrase.evaluation.suites.benchmarks import REVISION
 from metaphrase.evaluation.suites.running import find_benchmarks, run_benchmark
@@ -677,7 +677,7 @@ def result_path(cell: Cell, variant: str, benchmark: Benchmark) -> Path:
 def sib200_languages(folder: Path, trained_on: Sequence[str]) -> tuple[str, ...]:
     """The languages of SIB-200 that are measured: those of the bitext, and others that are evenly spaced over all."""
     available = [code for code in topic_files(folder) if code != ENGLISH]
-    trained_codes = {sib200_code(language) for language in trained_on}
+    trained_codes = {XLMR_LANGUAGES.get(language, language) for language in trained_on}
     return tuple(sorted(trained_codes.intersection(available).union(spread(available, OTHER_LANGUAGES))))
 
 

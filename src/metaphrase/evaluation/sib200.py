@@ -97,15 +97,6 @@ class TopicSet:
         return rows_of(self, ("split", "ids", "topics", "texts"), chosen)
 
 
-def sib200_code(language: str) -> str:
-    """SIB-200's code of a language of XLM-R; other codes are returned unchanged.
-
-    >>> sib200_code("sw"), sib200_code("ewe_Latn")
-    ('swh_Latn', 'ewe_Latn')
-    """
-    return XLMR_LANGUAGES.get(language, language)
-
-
 def find_language(language: str, available: Collection[str]) -> str | None:
     """SIB-200's code of a language among those of some files, by any of its codes; None if they lack it.
 
