@@ -86,7 +86,7 @@ class MeanOfItems(Measure):
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
         """Score of each item, at most 1, shape ``(n,)``."""
-        return finite(details["items"]).ravel()
+        return np.asarray_chkfinite(details["items"], dtype=np.float64).ravel()
 
     def score(self, items: NDArray[np.float64]) -> float:
         """Mean, in percent; of ``1 − item`` for errors."""
@@ -219,7 +219,7 @@ class Spearman(ScoreOfSamples):
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
         """Gold score and cosine of each pair, shape ``(n, 2)``."""
-        return finite([details["scores"], details["cosines"]]).reshape(2, -1).T
+        return np.asarray_chkfinite([details["scores"], details["cosines"]], dtype=np.float64).reshape(2, -1).T
 
     def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
         """Ids that languages of equal size share."""
@@ -304,11 +304,6 @@ MEASURES: dict[str, Measure] = {
     "error_rate": ErrorRate(),
     "chunk_f1": ChunkF1(),
 }
-
-
-def finite(values: ArrayLike) -> NDArray[np.float64]:
-    """Numbers as an array; a ValueError or TypeError if one is NaN, infinite or no number."""
-    return np.asarray_chkfinite(values, dtype=np.float64)
 
 
 def ids_of_rows(sizes: Mapping[str, int]) -> dict[str, list[int]]:
