@@ -347,6 +347,9 @@ def evaluate_mteb(
     for task in tasks:
         start = time.perf_counter()
         path = cache.get_task_result_path(task.metadata.name, meta)
+        kept = read_kept(path, _verified)
+        # MTEB itself compares only the subsets of a cached result.
+        is_current = kept is not None and kept.dataset_revision == task.metadata.revision
         # MTEB draws many progress bars, warns of superseded data sets and of classes that no item has, and copies tensors.
         with (
             progress_bars(encoding.get("show_progress", False), console) as encoder.begin,
@@ -358,7 +361,7 @@ def evaluate_mteb(
                 encoder,
                 task,
                 cache=cache,
-                overwrite_strategy="only-missing" if _is_of(path, task) else "always",
+                overwrite_strategy="only-missing" if is_current else "always",
                 co2_tracker=False,
                 encode_kwargs={"batch_size": batch_size},
                 show_progress_bar=False,
@@ -389,12 +392,6 @@ def evaluate_mteb(
             },
         )
     return results
-
-
-def _is_of(path: Path, task: AbsTask) -> bool:
-    """Whether a cached result belongs to the current data; MTEB compares only the subsets. A damaged one is deleted."""
-    kept = read_kept(path, _verified)
-    return kept is not None and kept.dataset_revision == task.metadata.revision
 
 
 def _verified(path: Path) -> mteb.TaskResult:
