@@ -252,19 +252,16 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     return results
 
 
-#: What a row has of a comparison.
-_COMPARED = ("before", "difference", "interval", "verdict", "n", "runs", "clusters")
-
-
 def evaluate_models(options: EvaluateOptions, note: Note = lambda item: None) -> Evaluations:
     """Measure ``options.model`` and ``options.also``, compare each with the baseline, and write the results as one file."""
     results = _evaluate(options, list(dict.fromkeys([options.model, *options.also])), note)
     baseline, *_ = [one.pop("baseline", None) for one in results]
+    columns = {column.name for column in fields(ModelScore)}
     rows = []
     for one in results:
         for name, scores in one["scores"].items():
             pooled = one.get("comparisons", {}).get(name, {}).get("pooled", {})
-            difference = {key: value for key, value in pooled.items() if key in _COMPARED}
+            difference = {key: value for key, value in pooled.items() if key in columns}
             score, lower_is_better = scores["average"]["score"], scores["lower_is_better"]
             rows.append(ModelScore(name, one["model"], scores["measure"], lower_is_better, score, **difference))
     names = list(dict.fromkeys(row.data for row in rows))
