@@ -89,9 +89,7 @@ def answer_scores(
         raise DataError("There are no questions to score.")
     f1_n, matches = [], 0
     for question, answers in golds.items():
-        answered = question in predictions
-        prediction = predictions.get(question, "")
-        f1_golds = (answer_f1(prediction, gold, language) for gold in answers)
-        f1_n.append(max(f1_golds, default=0.0) if answered else 0.0)
-        matches += answered and any(exact_match(prediction, gold, language) for gold in answers)
+        pairs = [(predictions[question], gold) for gold in answers if question in predictions]
+        f1_n.append(max((answer_f1(*pair, language) for pair in pairs), default=0.0))
+        matches += any(exact_match(*pair, language) for pair in pairs)
     return {"f1": 100 * sum(f1_n) / len(f1_n), "exact_match": 100 * matches / len(f1_n)}, f1_n
