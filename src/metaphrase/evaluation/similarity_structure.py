@@ -103,7 +103,10 @@ def similarity_structure(
     100.0
     """
     start = time.perf_counter()
-    meanings = {language: _meanings(texts_by_language[language], language) for language in sorted(texts_by_language)}
+    meanings: dict[str, dict[str, Hashable]] = {
+        language: dict(texts) if isinstance(texts, Mapping) else {text: (language, text) for text in texts}
+        for language, texts in sorted(texts_by_language.items())
+    }
     texts = {language: list(one) for language, one in meanings.items()}
     few = [language for language, one in texts.items() if len(one) < _FEWEST]
     if few or not texts:
@@ -168,11 +171,6 @@ def pairwise_cosines(embeddings_nh: NDArray[Any]) -> NDArray[np.float64]:
     """Cosines of all pairs of different rows, with the precision of float32, shape ``(n · (n - 1) / 2,)``."""
     rows_nh = unit_rows(embeddings_nh).astype(np.float64)
     return (rows_nh @ rows_nh.T)[np.triu_indices(len(rows_nh), 1)].round(7)
-
-
-def _meanings(texts: Sequence[str] | Mapping[str, Hashable], language: str) -> dict[str, Hashable]:
-    """What each different sentence means; without translations, each has a meaning of its own."""
-    return dict(texts) if isinstance(texts, Mapping) else {text: (language, text) for text in texts}
 
 
 def _draw(
