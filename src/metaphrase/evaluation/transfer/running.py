@@ -1,19 +1,9 @@
 """Fine-tuning runs that resume, the choice of their checkpoints, and their results.
 
-A program measures an encoder in one of four modes:
-
-- ``zero-shot``: trained on English, measured in every language;
-- ``translate-train``: one model per language, trained on its translated training data;
-- ``translate-train-all``: one model, trained on the translations into all languages;
-- ``code-switching``: translate-train with items that are half English (Pan et al. 2021); English itself is not switched.
-
-Each mode consists of one or several *runs* of transformers' Trainer, each in its own folder. Every checkpoint is measured
-on the dev data. The selection decides which one a language is measured with:
-
-- ``mean``: one checkpoint for all languages, the best on the mean over the dev languages ("#M=1");
-- ``language``: for each language the best on its own dev data ("#M=N");
-- ``english``: one checkpoint, the best on English dev data, the only dev data that zero-shot transfer may use;
-- ``last``: the last one, which needs no dev data.
+The mode of a program (see `FineTuningOptions`) consists of one or several *runs* of transformers' Trainer, each in its own
+folder. Every checkpoint is measured on the dev data, and the selection decides which one a language is measured with.
+English dev data are the only ones that zero-shot transfer may use. Code-switching (Pan et al. 2021) leaves English items
+unchanged.
 """
 
 from __future__ import annotations
