@@ -43,12 +43,14 @@ class Measure(ABC):
         lower_is_better: Whether scores are errors.
         max_resamples: Maximum number of resamples, limited by their cost.
         settings: Names of the settings that two results must share to be comparable.
+        shared_rows: Whether a row has the same item in all languages with the same number of items.
     """
 
     test: ClassVar[str] = "paired bootstrap over pairs of sentences"
     lower_is_better: ClassVar[bool] = False
     max_resamples: ClassVar[int] = RESAMPLES
     settings: ClassVar[tuple[str, ...]] = ()
+    shared_rows: ClassVar[bool] = False
 
     @abstractmethod
     def items(self, details: Mapping[str, Any]) -> Any:
@@ -75,8 +77,10 @@ class Measure(ABC):
         return None
 
     def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]] | None:
-        """Ids of items that the number of their row identifies; None if rows of languages are different items."""
-        return None
+        """Ids of the rows of each language, which languages of equal size share; None without `shared_rows`."""
+        if not self.shared_rows:
+            return None
+        return {language: [size * size + row for row in range(size)] for language, size in sizes.items()}
 
 
 class MeanOfItems(Measure):
@@ -161,10 +165,7 @@ class SharedItems(ScoreOfSamples, MeanOfItems):
 
     test = "paired bootstrap over items, translations of an item together"
     max_resamples = FEWER_RESAMPLES
-
-    def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
-        """Ids that languages of equal size share."""
-        return ids_of_rows(sizes)
+    shared_rows = True
 
     def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Average the items of all results in the same samples."""
@@ -216,14 +217,11 @@ class Spearman(ScoreOfSamples):
     """Spearman's correlation ×100 of predictions and gold scores; pairs of sentences are resampled."""
 
     max_resamples = FEWER_RESAMPLES
+    shared_rows = True
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
         """Gold score and cosine of each pair, shape ``(n, 2)``."""
         return np.asarray_chkfinite([details["scores"], details["cosines"]], dtype=np.float64).reshape(2, -1).T
-
-    def row_ids(self, sizes: Mapping[str, int]) -> dict[str, list[int]]:
-        """Ids that languages of equal size share."""
-        return ids_of_rows(sizes)
 
     def score(self, items: NDArray[np.float64]) -> float:
         """Correlation ×100."""
@@ -304,11 +302,6 @@ MEASURES: dict[str, Measure] = {
     "error_rate": ErrorRate(),
     "chunk_f1": ChunkF1(),
 }
-
-
-def ids_of_rows(sizes: Mapping[str, int]) -> dict[str, list[int]]:
-    """Ids of the rows of each language, which languages of equal size share."""
-    return {language: [size * size + row for row in range(size)] for language, size in sizes.items()}
 
 
 def draw_counts(n: int, resamples: int, rng: np.random.Generator) -> NDArray[np.int64]:
