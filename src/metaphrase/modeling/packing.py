@@ -1,10 +1,10 @@
-"""Padding-free encoding: all sentences of a batch in one stream of tokens, attention inside each sentence.
+"""Padding-free encoding: all sentences of a batch in one packed sequence of tokens, attention inside each sentence.
 
 Half of a padded batch of 64 Tatoeba sentences is padding. Inside ``packed(model)`` a batch is flattened before the encoder
 and padded again after it, so all other code (pooling, ``encode``, evaluators, objectives) is unaffected. Linear layers, norms
 and activations run on real tokens only. Attention runs on groups of sentences of equal length, which are adjacent in the
-stream, or, on a CUDA device in half precision, in one kernel for sequences of any length. The result equals that of a padded
-batch; it is not an approximation.
+packed sequence, or, on a CUDA device in half precision, in one kernel for sequences of any length. The result equals that of
+a padded batch; it is not an approximation.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PACKABLE_OTHERS = frozenset(
 
 @dataclass(frozen=True)
 class Packing:
-    """Layout of the sentences of a padded batch in one packed sequence.
+    """Layout of the sentences of a padded batch in the packed sequence.
 
     Attributes:
         token_n: Index of each token of the sequence in the flattened padded batch, shape ``(tokens,)``.
@@ -67,7 +67,7 @@ class Packing:
 
     @cached_property
     def starts_n(self) -> Tensor:
-        """Start of each sentence in the stream, and the end of the last one; int32, shape ``(sentences + 1,)``."""
+        """Start of each sentence in the packed sequence, and the end of the last one; int32, shape ``(sentences + 1,)``."""
         lengths = [length for sentences, length in self.groups for _ in range(sentences)]
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.token_n.device)
 
@@ -120,7 +120,7 @@ def grouped_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for the ``AttentionInterface`` of transformers: each sentence of the stream attends to itself.
+    """Attention function for transformers' ``AttentionInterface``: each sentence of the packed sequence attends to itself.
 
     On a CUDA device in half precision, this is one kernel for all lengths (see `one_kernel`): `varlen_attn`, or the operator
     that it calls if there is dropout, which `varlen_attn` does not support. Where that is not available, as in
@@ -164,7 +164,7 @@ def one_kernel(query: Tensor, dropout: float) -> bool:
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, dropout: float = 0.0
 ) -> Tensor:
-    """Attention of the whole stream in one kernel; shapes as in `grouped_attention`."""
+    """Attention of the packed sequence in one kernel; shapes as in `grouped_attention`."""
     query_nah, key_nah, value_nah = (x[0].transpose(0, 1) for x in (query, key, value))
     where = packing.starts_n, packing.starts_n, packing.groups[-1][1], packing.groups[-1][1]
     if dropout:
@@ -185,7 +185,7 @@ def padded_attention(
 
 
 def _mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """No mask for a stream; the mask of SDPA for a padded batch."""
+    """No mask for a packed sequence; the mask of SDPA for a padded batch."""
     if attention_mask is None:
         return None
     return AttentionMaskInterface()["sdpa"](*args, attention_mask=attention_mask, **kwargs)
@@ -217,7 +217,7 @@ def notice(encoder: str, reason: str) -> None:
 
 
 def _flatten_features(features: dict[str, Any], packing: Packing, offset: int) -> dict[str, Any]:
-    """Replace the encoder's padded inputs by those of the stream; positions start at ``offset``."""
+    """Replace the encoder's padded inputs by those of the packed sequence; positions start at ``offset``."""
     flat = {name: value for name, value in features.items() if name != "attention_mask"}
     for name in ("input_ids", "token_type_ids", "position_ids", "inputs_embeds"):
         if name in flat:
