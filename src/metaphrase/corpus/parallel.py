@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -55,6 +55,16 @@ class ParallelSet:
 def sets_digest(sets: Mapping[str, ParallelSet]) -> str:
     """Digest of the pairs of all languages."""
     return text_digest("".join(sets[language].sha256 for language in sorted(sets)))
+
+
+def select_languages(
+    tests: Mapping[str, Mapping[str, ParallelSet]], is_chosen: Callable[[str], bool]
+) -> dict[str, dict[str, ParallelSet]]:
+    """The test sets, by name and language, with the chosen languages only; without empty ones."""
+    selected = {
+        name: {language: one for language, one in sets.items() if is_chosen(language)} for name, sets in tests.items()
+    }
+    return {name: sets for name, sets in selected.items() if sets}
 
 
 def rows_of(one: _Set, columns: Iterable[str], chosen: Iterable[int]) -> _Set:

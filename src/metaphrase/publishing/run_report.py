@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.declaration import articles_of
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, select_languages
 from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.names import model_folder
@@ -150,21 +150,19 @@ def report_run(
     focus = _choose_focus(sets, run.trained, options)
     _encode_all(subjects, sets, note, progress)
     settings = {"resamples": options.resamples, "seed": options.seed}
-    trained_results, other_results = _measure(subjects, sets, run.trained, settings)
-    comparisons = _compare(trained_results, settings)
+    results = _measure(subjects, select_languages(sets, lambda language: language in run.trained), settings)
+    others = _measure(subjects, select_languages(sets, lambda language: language not in run.trained), settings)
+    comparisons = _compare(results, settings)
     note("Computing word maps, alignments, margins and errors …")
     content = _analyse(subjects, sets, focus, run.trained, comparisons, options)
     if answers is not None:
         content["answers"] = answers
     content["retention"] = {
         name: retention(comparison, options.red_line)
-        | {"models": {side: describe_model(result) for side, result in other_results[name].items()}}
-        for name, comparison in _compare(other_results, settings).items()
+        | {"models": {side: describe_model(one[name]) for side, one in others.items()}}
+        for name, comparison in _compare(others, settings).items()
     }
-    after = {name: results["after"] for name, results in trained_results.items()}
-    before = None
-    if "before" in subjects:
-        before = {name: results["before"] for name, results in trained_results.items()}
+    before, after = results.get("before"), results["after"]
     has_own_baseline = before and subjects["before"].name == run.facts["model"]
     content["abilities"] = _abilities(run.report) if has_own_baseline else {}
     content["verdict"] = collapse_in_words(before or {}, after) or overall_verdict(
@@ -322,7 +320,11 @@ def _load_subjects(options: ReportOptions, run: _Run) -> dict[str, SentenceEmbed
         return {"after": release}
     is_start = name == run.facts["model"]
     try:
-        baseline = load_encoder(run.facts["base"], **_pooling(run.facts)) if is_start else load_encoder(name)
+        if is_start:
+            pooling, default = run.facts["settings"].get("pooling"), run.facts["recipe"].get("pooling", "mean")
+            baseline = load_encoder(run.facts["base"], pooling=pooling, default_pooling=default)
+        else:
+            baseline = load_encoder(name)
     except MissingFileError as error:
         if not is_start:
             raise
@@ -336,14 +338,6 @@ def _load_subjects(options: ReportOptions, run: _Run) -> dict[str, SentenceEmbed
     else:
         prompt = resolve_prompt(baseline, None if options.baseline_prompt == "none" else options.baseline_prompt)
     return {"before": SentenceEmbeddings(name, {"": baseline}, prompt), "after": release}
-
-
-def _pooling(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The pooling with which a run loaded the encoder that it started from."""
-    return {
-        "pooling": facts["settings"].get("pooling"),
-        "default_pooling": facts["recipe"].get("pooling", "mean"),
-    }
 
 
 def _read_answers(options: ReportOptions, subjects: Mapping[str, SentenceEmbeddings]) -> dict[str, Any] | None:
@@ -364,12 +358,7 @@ def _load_test_sets(options: ReportOptions, run: _Run, subjects: Mapping[str, Se
         languages = set(subjects["after"].encoders)
     elif "before" not in subjects:  # retention requires a baseline
         languages = run.trained
-    if languages is not None:
-        sets = {
-            name: {language: pairs for language, pairs in by_language.items() if language in languages}
-            for name, by_language in sets.items()
-        }
-    return {name: by_language for name, by_language in sets.items() if by_language}
+    return select_languages(sets, lambda language: languages is None or language in languages)
 
 
 def _choose_focus(sets: Sets, trained: set[str], options: ReportOptions) -> str:
@@ -419,39 +408,20 @@ def _encode_all(
                 advance(1)
 
 
-#: Results of models by test set and side (``before`` or ``after``).
-_Results = dict[str, dict[str, Any]]
-
-
 def _measure(
-    subjects: Mapping[str, SentenceEmbeddings], sets: Sets, trained: set[str], settings: Mapping[str, Any]
-) -> tuple[_Results, _Results]:
-    """Results of both models in trained languages, and, if there is a baseline, in other languages."""
-    trained_results: _Results = {}
-    other_results: _Results = {}
-    for name, by_language in sets.items():
-        in_trained = {language: pairs for language, pairs in by_language.items() if language in trained}
-        in_others = {language: pairs for language, pairs in by_language.items() if language not in trained}
-        if in_trained:
-            trained_results[name] = _measure_sides(subjects, in_trained, settings)
-        if in_others and "before" in subjects:
-            other_results[name] = _measure_sides(subjects, in_others, settings)
-    return trained_results, other_results
-
-
-def _measure_sides(
-    subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet], settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {side: subject.measure(sets, **settings) for side, subject in subjects.items()}
-
-
-def _compare(results: _Results, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The comparison of both models on each test set; empty without a baseline."""
+    subjects: Mapping[str, SentenceEmbeddings], sets: Sets, settings: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The results of each model (``before`` and ``after``) by test set."""
     return {
-        name: compare(sides["before"], sides["after"], **settings)
-        for name, sides in results.items()
-        if "before" in sides
+        side: {name: subject.measure(by_language, **settings) for name, by_language in sets.items()}
+        for side, subject in subjects.items()
     }
+
+
+def _compare(results: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The comparison of both models on each test set; empty without a baseline."""
+    before, after = results.get("before", {}), results["after"]
+    return {name: compare(one, after[name], **settings) for name, one in before.items()}
 
 
 def _analyse(
@@ -517,11 +487,8 @@ def _margins(
         for side, (sources, targets) in embedded[language].items():
             margins.setdefault(side, []).append(analysis.margins(sources, targets, pairs))
     return {
-        side: (
-            np.concatenate([translations for translations, _ in by_language]),
-            np.concatenate([wrong for _, wrong in by_language]),
-        )
-        for side, by_language in margins.items()
+        side: (np.concatenate([pairs for pairs, _ in parts]), np.concatenate([wrong for _, wrong in parts]))
+        for side, parts in margins.items()
     }
 
 

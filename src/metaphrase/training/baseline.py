@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.files import find_files
-from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.corpus.parallel import ParallelSet, select_languages
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import Encoders
@@ -108,8 +108,8 @@ def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe, languages: 
     trained: Sets = tests
     others: Sets = {}
     if any(languages & sets.keys() for sets in tests.values()):
-        trained = _select(tests, lambda language: language in languages)
-        others = _select(tests, lambda language: language not in languages)
+        trained = select_languages(tests, lambda language: language in languages)
+        others = select_languages(tests, lambda language: language not in languages)
     for folder in config.retention or ([] if others else [str(UDHR)]):
         for name, sets in read_test_folders([folder]).items():
             known = languages | others.get(name, {}).keys() | trained.get(name, {}).keys()
@@ -118,21 +118,13 @@ def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe, languages: 
     chosen = set(config.retention_languages)
     if not chosen or "all" in chosen:
         return EvaluationSets(trained, others)
-    chosen_others = _select(others, lambda language: language in chosen)
+    chosen_others = select_languages(others, lambda language: language in chosen)
     if others and not chosen_others:
         raise UsageError(
             f"No retention set has any of the languages of --retention_languages, {', '.join(sorted(chosen))}. They have "
             f"{', '.join(sorted({language for sets in others.values() for language in sets}))}; 'all' measures these."
         )
     return EvaluationSets(trained, chosen_others)
-
-
-def _select(tests: Sets, is_chosen: Callable[[str], bool]) -> Sets:
-    """The test sets with the chosen languages, without empty ones."""
-    selected = {
-        name: {language: one for language, one in sets.items() if is_chosen(language)} for name, sets in tests.items()
-    }
-    return {name: sets for name, sets in selected.items() if sets}
 
 
 def configured_languages(config: RunConfig) -> set[str]:
@@ -215,7 +207,7 @@ def measure_retention(
 ) -> dict[str, Any]:
     """Measure retention on each set, in the languages that were not trained on."""
     trained = {language for file in facts["files"] for language in file["languages"]}
-    untrained = _select(tests.retention, lambda language: language not in trained)
+    untrained = select_languages(tests.retention, lambda language: language not in trained)
     after = measure(model, untrained, name=name, show_progress=show_progress)
     return {
         test: retention(compare(baseline.retention[test], one))
