@@ -225,24 +225,25 @@ class StepGuard:
             logs["loss"] *= steps / (steps - skipped)
 
 
-def buffers_before_step(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers of a module, to restore them if the step fails.
+def restorer(heads: nn.Module, logged: dict[str, dict[str, Tensor]]) -> Callable[[], None]:
+    """A function that undoes what a failed step changes: the buffers of the heads, and the sums of terms for the log.
 
     Objectives replace their buffers, such as a queue, so these are not copied. Normalisation layers change running means in
     place; these are copied.
     """
-    return {
-        name: value.clone() if getattr(layer, "running_mean", None) is not None else value
-        for prefix, layer in module.named_modules()
-        for name, value in layer.named_buffers(prefix, recurse=False)
-    }
+    buffers = [
+        (layer, name, value.clone() if getattr(layer, "running_mean", None) is not None else value)
+        for layer in heads.modules()
+        for name, value in layer.named_buffers(recurse=False)
+    ]
+    terms = {name: value.clone() for name, value in logged["train"].items()}
 
+    def restore() -> None:
+        for layer, name, value in buffers:
+            setattr(layer, name, value)
+        logged["train"] = terms
 
-def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Set the buffers that a failed step has changed back to those of :func:`buffers_before_step`."""
-    for name, value in buffers.items():
-        parent, _, last = name.rpartition(".")
-        setattr(module.get_submodule(parent), last, value)
+    return restore
 
 
 def repeat_within_memory(
@@ -263,8 +264,7 @@ def repeat_within_memory(
     while True:
         cuda = torch.cuda.is_available()
         states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
-        buffers = buffers_before_step(loss.heads)
-        terms = {name: value.clone() for name, value in logged["train"].items()}
+        restore = restorer(loss.heads, logged)
         try:
             return step()
         except RuntimeError as error:
@@ -272,8 +272,7 @@ def repeat_within_memory(
         # Outside of the handler, because its traceback would keep the tensors of the failed step.
         model.zero_grad()
         loss.heads.zero_grad()
-        restore_buffers(loss.heads, buffers)
-        logged["train"] = terms
+        restore()
         torch.set_rng_state(states[0])
         if cuda:
             torch.cuda.set_rng_state_all(states[1])

@@ -37,10 +37,9 @@ from metaphrase.training.distributed import average_gradients, broadcast_weights
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
     StepGuard,
-    buffers_before_step,
     explain_worker_errors,
     repeat_within_memory,
-    restore_buffers,
+    restorer,
 )
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
@@ -255,11 +254,7 @@ class AlignmentTrainer(
         """Store the state that a step changes in addition to the gradients."""
         self._steps.begin_step()
         self.alignment_loss.step = self.state.global_step
-        self._before_step = (
-            buffers_before_step(self.alignment_loss.heads),
-            self._tr_loss.clone(),
-            {name: value.clone() for name, value in self.accum_loss_components["train"].items()},
-        )
+        self._before_step = restorer(self.alignment_loss.heads, self.accum_loss_components), self._tr_loss.clone()
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Run a micro-batch; before an update, average the heads' gradients over processes, as DDP does the encoder's."""
@@ -306,10 +301,9 @@ class AlignmentTrainer(
             skip = bool(nonfinite)
         self._steps.record(skip=skip, step=self.state.global_step + 1, terms=self._terms, scaler=scaler)
         if skip:
-            buffers, total, terms = self._before_step
-            restore_buffers(self.alignment_loss.heads, buffers)
+            restore, total = self._before_step
+            restore()
             self._tr_loss.copy_(total)
-            self.accum_loss_components["train"] = terms
             if scaler is None:  # optimisers ignore parameters without a gradient; a scaler skips the step itself
                 for parameter in parameters:
                     parameter.grad = None
