@@ -294,8 +294,9 @@ class Adaptation:
                 f"{'' if has_copies else ', or pass --force'}."
             )
         splits = split_all(self.sets, seed=self.config.seed)
+        packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train") if self.config.replay else {}
         replayed = replay(
-            other_languages(self.config, self.sets),
+            {language: pairs for language, pairs in packaged.items() if language not in self.sets},
             int(self.config.replay * training_pairs(splits)),
             held=held_out(splits.values()),
             seed=self.config.seed,
@@ -514,14 +515,6 @@ def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
         if config.anchor:
             content["terms"].append({**(anchors or [{"objective": "anchor"}])[0], "weight": config.anchor})
     return content
-
-
-def other_languages(config: AdaptationConfig, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
-    """The packaged bitext of all languages except the user's; empty if nothing is replayed."""
-    if config.replay == 0:
-        return {}
-    packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train")
-    return {language: pairs for language, pairs in packaged.items() if language not in sets}
 
 
 def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:

@@ -149,7 +149,8 @@ class ChoosesBatches(SentenceTransformerTrainer):
         return output
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """One batch of an evaluation loss, whose terms count once for each of its pairs."""
+        """One batch of an evaluation loss, whose terms count once for each of its pairs, with heads in evaluation mode."""
+        self.loss.eval()
         self._pairs = find_batch_size(inputs.get("source", inputs))
         return super().prediction_step(model, inputs, *args, **kwargs)
 

@@ -333,8 +333,3 @@ class AlignmentTrainer(
         """Log the mean loss of the executed steps, and the number of skipped ones."""
         self._steps.correct_log(logs)
         super().log(logs, *args, **kwargs)
-
-    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch of an evaluation loss, with the heads in evaluation mode."""
-        self.loss.eval()
-        return super().prediction_step(*args, **kwargs)
