@@ -187,7 +187,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     def get_default_model_name(self) -> str:
         """Name the model after its base model and recipe."""
         recipe = f" aligned with {self.recipe['name']}" if self.recipe and self.recipe.get("name") else ""
-        return f"{_last_part(self.base_model or _name_or_path(self.model)) or 'Sentence encoder'}{recipe}"
+        return f"{self._base_name or 'Sentence encoder'}{recipe}"
 
     def to_dict(self) -> dict[str, Any]:
         """All data of the template and the metadata; `show` contains the prepared Markdown."""
@@ -246,13 +246,26 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "debias": self.debias,
             "teacher": self.teacher and self.teacher | {"name": _public_name(self.teacher["name"])},
             "base_model_revision": self.base_model_revision,
-            "data": [row | {"file": _file_name(row)} for row in self.corpus if "file" in row],
+            "data": self._files,
             "hardware": self.hardware,
             "versions": {"metaphrase": __version__} | self.version if self.command else None,
             "weights": self.weights,
             "source": self.source,
         }
         return {key: value for key, value in facts.items() if value not in (None, [], {})}
+
+    @property
+    def _files(self) -> list[dict[str, Any]]:
+        """The training files by their names without folders, and data sets on the Hub by their whole names."""
+        rows = [(row, str(row["file"])) for row in self.corpus if "file" in row]
+        return [row | {"file": name if name.startswith("hf:") else Path(name).name} for row, name in rows]
+
+    @property
+    def _base_name(self) -> str:
+        """The name of the base, and of task vectors that are added to it, without the folders that contain them."""
+        encoder = None if self.model is None else self.model.transformers_model
+        base, files = split_vectors(self.base_model or ("" if encoder is None else str(encoder.config.name_or_path)))
+        return PLUS.join(Path(part).name for part in (base, *files))
 
     @property
     def _languages(self) -> list[str]:
@@ -282,7 +295,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         recipe = self.recipe or {}
         name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
         spoken = [*(str(row.get("language")) for row in self.results), *self._languages]
-        corpus = [row | {"file": _file_name(row)} for row in self.corpus if "file" in row]
+        corpus = self._files
         earlier = [row for row in _earlier_data(self.source) if row not in corpus]
         results, retention = self._retention()
         metrics = [item for scores in (self.eval_results_dict or {}).values() for item in scores.items()]
@@ -292,7 +305,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return {
             "title": cell(values["model_name"]),
             "base_revision": cell(self.base_model_revision),
-            "base": _link(self.base_model) or cell(_last_part(self.base_model or _name_or_path(self.model))),
+            "base": _link(self.base_model) or cell(self._base_name),
             "teacher": _taught(self.teacher),
             "languages": ", ".join(cell(language) for language in self._languages),
             "license": cell(self._license_in_words()),
@@ -448,12 +461,6 @@ def _mappings(value: Any) -> list[Any]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
-def _file_name(row: Mapping[str, Any]) -> str:
-    """The name of a training file without its folder, or the whole name of a data set on the Hub."""
-    name = str(row["file"])
-    return name if name.startswith("hf:") else Path(name).name
-
-
 def _sample_row(row: Mapping[str, Any]) -> dict[str, str]:
     def shortened(text: str) -> str:
         return text if len(text) <= SAMPLE_LENGTH else text[:SAMPLE_LENGTH] + " …"
@@ -479,11 +486,6 @@ def _link(base_model: str | None) -> str:
     return f"[{cell(base_model)}](https://huggingface.co/{base_model})" if _is_hub_id(base_model) else ""
 
 
-def _name_or_path(model: SentenceTransformer | None) -> str | None:
-    encoder = model.transformers_model if model is not None else None
-    return str(encoder.config.name_or_path) if encoder is not None else None
-
-
 def change_in_words(alpha: float | Sequence[float], tuned: Sequence[str] = ()) -> str:
     """What is added to a base: the changes of tuned encoders, with one weight, or with one for each of them.
 
@@ -501,9 +503,3 @@ def change_in_words(alpha: float | Sequence[float], tuned: Sequence[str] = ()) -
 def _public_name(name: str) -> str:
     """The name of a model without the folders that contain it."""
     return name if _is_hub_id(name) else Path(name).name
-
-
-def _last_part(name: str | None) -> str | None:
-    """The name of a model, and of task vectors that are added to it, without the folders that contain them."""
-    base, files = split_vectors(name or "")
-    return PLUS.join(Path(part).name for part in (base, *files)) if name else None
