@@ -198,12 +198,10 @@ class AlignmentHeads(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise linear layers and embeddings like the encoder's; other modules keep torch's initialisation."""
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 AutoConfig.register(AlignmentHeadsConfig.model_type, AlignmentHeadsConfig)

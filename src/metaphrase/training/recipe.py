@@ -202,10 +202,10 @@ class Recipe:
             if not path.is_file():
                 raise MissingFileError(f"Recipe file {path} does not exist.")
             return cls.from_dict(read_yaml(path), origin=str(path))
-        known = {recipe.stem: recipe for recipe in _packaged()}
+        known = _packaged()
         if str(name_or_path) not in known:
             raise MissingFileError(
-                f"Unknown recipe {str(name_or_path)!r}; known recipes are {', '.join(sorted(known))}"
+                f"Unknown recipe {str(name_or_path)!r}; known recipes are {', '.join(known)}"
                 f"{did_you_mean(str(name_or_path), known)}. For a recipe file, pass a path that ends in .yaml."
             )
         return cls.from_dict(read_yaml(known[str(name_or_path)]), origin=f"recipe {name_or_path}")
@@ -303,11 +303,12 @@ def views_of(objective: Objective) -> tuple[View, ...]:
 
 def list_recipes() -> list[Recipe]:
     """Return the packaged recipes, sorted by name."""
-    return [Recipe.load(path.stem) for path in sorted(_packaged(), key=lambda path: path.stem)]
+    return [Recipe.load(name) for name in _packaged()]
 
 
-def _packaged() -> list[Path]:
-    return list(RECIPES.glob("*.yaml"))
+def _packaged() -> dict[str, Path]:
+    """The files of the packaged recipes by name, sorted."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def _short(value: Any) -> str:

@@ -82,8 +82,7 @@ def check_loss_function(loss: Any, collator: Any = None) -> Callable[[SentenceTr
             "With model_init, every trial builds the views of its own loss, so `data_collator` does not apply. Omit it; to "
             "use another class of collators, override `get_data_collator` of the trainer."
         )
-    function: Callable[[SentenceTransformer], AlignmentLoss] = loss
-    return function
+    return loss
 
 
 def check_collator(collator: Any, loss: AlignmentLoss) -> None:
