@@ -164,13 +164,7 @@ class AlignmentHeads(PreTrainedModel):
         shape.pop("_name_or_path", None)  # a local folder is private
         config = AlignmentHeadsConfig(
             encoder=shape,
-            objectives={
-                name: {
-                    **_as_stored(name, _public_args(args), objective.head_settings(sources)),
-                    **_reference(objective),
-                }
-                for name, (objective, args) in objectives.items()
-            },
+            objectives={name: _as_stored(name, one, args, sources) for name, (one, args) in objectives.items()},
             languages=list(sources.languages) if language_embedding else [],
         )
         heads = cls(config, {name: objective for name, (objective, _) in objectives.items()})
@@ -251,23 +245,20 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[st
     return [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]
 
 
-def _as_stored(name: str, args: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments and settings of an objective as the configuration of the heads stores them."""
+def _as_stored(name: str, objective: Objective, args: Mapping[str, Any], sources: HeadSources) -> dict[str, Any]:
+    """An objective as the configuration of the heads stores it, see `AlignmentHeadsConfig`; paths do not reveal the home."""
+    cls = type(objective)
+    public = {key: redact(value) if isinstance(value, str) else value for key, value in args.items()}
+    stored: dict[str, Any] = {"args": public, "settings": objective.head_settings(sources)}
+    if OBJECTIVES.get(cls.name) is not cls:
+        stored["objective"] = f"{cls.__module__}:{cls.__qualname__}"
     try:
-        return dict(as_json(plain({"args": args, "settings": settings})))
+        return dict(as_json(plain(stored)))
     except (TypeError, ValueError) as error:
         raise RecipeError(
             f"The 'args' and the head_settings() of the objective {name!r} are stored as JSON, but {error}. Convert their "
             "values to numbers, text, lists and dictionaries."
         ) from error
-
-
-def _reference(objective: Objective) -> dict[str, str]:
-    """``objective: package.module:Class`` for a class that is not registered by its name."""
-    cls = type(objective)
-    if OBJECTIVES.get(cls.name) is cls:
-        return {}
-    return {"objective": f"{cls.__module__}:{cls.__qualname__}"}
 
 
 def _objective_class(name: str, reference: str) -> type[Objective]:
@@ -280,13 +271,8 @@ def _objective_class(name: str, reference: str) -> type[Objective]:
         ) from error
 
 
-def _public_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as they may be published: paths do not reveal the home folder."""
-    return {name: redact(value) if isinstance(value, str) else value for name, value in args.items()}
-
-
 def _local_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Published arguments as they apply to this user: the inverse of `_public_args`."""
+    """The stored arguments of an objective as they apply to this user: paths in the home folder are complete."""
     return {
         name: str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
         for name, value in args.items()
