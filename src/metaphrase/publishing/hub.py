@@ -222,8 +222,7 @@ def _is_public(name: str) -> bool:
 def _check_metadata(card: Path, original: Path) -> None:
     """Refuse a card whose metadata the Hub could not read, before a repository is made."""
     try:
-        if card.is_file():
-            metadata_load(card)
+        metadata_load(card)
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ModelFileError(
@@ -231,12 +230,12 @@ def _check_metadata(card: Path, original: Path) -> None:
         ) from error
 
 
-def _text(path: Path, original: Path | None = None) -> str:
-    """The text of a file, which may be a copy of another."""
+def _text(path: Path, original: Path) -> str:
+    """The text of the copy of a file."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ModelFileError(f"{original or path} is not in UTF-8. Save it in UTF-8, and push again.") from error
+        raise ModelFileError(f"{original} is not in UTF-8. Save it in UTF-8, and push again.") from error
 
 
 def push_command(

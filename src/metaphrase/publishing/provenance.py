@@ -94,7 +94,7 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     if is_starter(name):
         return ["mit"] if key == "license" else []
     metadata = card_metadata(name, repo_type=repo_type, revision=revision)
-    values = _languages(metadata) if key == "language" else metadata.get(key)
+    values = _value(metadata, key)
     if values is None and repo_type == "model" and (file := _local_vector(name)) is not None:
         vector = TaskVector.load(file)
         return (
@@ -168,10 +168,10 @@ def as_list(value: Any) -> list[str]:
     return ["no" if one is False else str(one) for one in values if one is not None]
 
 
-def _languages(metadata: Mapping[str, Any]) -> list[str] | None:
-    """The languages of a card, with their scripts and regions if it states them; see `hub_languages`."""
-    if metadata.get("language") is None:
-        return None
+def _value(metadata: Mapping[str, Any], key: str) -> Any:
+    """A value of a card; languages have their scripts and regions if it states them, see `hub_languages`."""
+    if key != "language" or metadata.get(key) is None:
+        return metadata.get(key)
     tags = as_list(metadata.get("language_bcp47"))
     codes = ([tag for tag in tags if tag.split("-")[0] == code] or [code] for code in as_list(metadata["language"]))
     return list(chain.from_iterable(codes))
@@ -183,7 +183,7 @@ def stated_in(card: str | None, key: str) -> list[str]:
     for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
         with suppress(yaml.YAMLError, AttributeError):
             metadata = yaml.safe_load(block)
-            values += as_list(_languages(metadata) if key == "language" else metadata.get(key))
+            values += as_list(_value(metadata, key))
     return list(dict.fromkeys(values))
 
 

@@ -71,16 +71,16 @@ def check_rows(dataset: Any, collator: ParallelCollator) -> None:
             collator([part[0]])
 
 
-def check_batches(batches: str, dataset: Any, name: str, *, streams: bool = False) -> None:
+def check_batches(batches: str, dataset: Any, name: str) -> None:
     """Refuse data that do not support a kind of batches, before they are read.
 
     Batches of one language need the languages of the pairs. Streams, which have no sampler, support mixed batches only;
-    with ``streams``, their batches are mixed whatever the kind.
+    those for evaluation always have mixed batches.
     """
     if (columns := _COLUMNS.get(batches)) is None:
         return
     for part in parts_of(dataset):
-        if streams and isinstance(part, IterableDataset):
+        if name == "eval_dataset" and isinstance(part, IterableDataset):
             continue
         if not isinstance(part, Dataset) or not set(columns) <= set(part.column_names):
             needed, found = "", "is a stream"

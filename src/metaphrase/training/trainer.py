@@ -124,7 +124,7 @@ class AlignmentTrainer(
         for name, dataset in data.items():
             if type(self.data_collator) is ResumableCollator:  # another collator may change the rows
                 check_rows(dataset, self.data_collator)
-            check_batches(self.args.batches, dataset, name, streams=name == "eval_dataset")
+            check_batches(self.args.batches, dataset, name)
         self._steps = StepGuard(self.args)
         self.use_loss(loss)
         self.add_callback(StepCallback(self))
