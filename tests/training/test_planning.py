@@ -30,8 +30,7 @@ MACHINE = {
     "why_frozen": "on a CPU",
 }
 PLAN = {
-    "pairs": 4000,
-    "replayed": 4000,
+    "rows": 8000,
     "fit": fit_memory(64, **MACHINE),
     "step": (torch.float32, 2.0),
     "measuring_seconds": 90.0,
@@ -97,7 +96,6 @@ def plan_of(encoder, bitext_path, max_length):
         encoder,
         replace(Recipe.load("tr"), max_length=max_length),
         load_corpus(bitext_path, languages=["de"]),
-        pairs=24,
         minutes=1,
         seed=0,
         dev={},

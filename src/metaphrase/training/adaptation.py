@@ -297,7 +297,7 @@ class Adaptation:
         packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train") if self.config.replay else {}
         replayed = replay(
             {language: pairs for language, pairs in packaged.items() if language not in self.sets},
-            int(self.config.replay * training_pairs(splits)),
+            int(self.config.replay * sum(len(one.train) for one in splits.values())),
             held=held_out(splits.values()),
             seed=self.config.seed,
         )
@@ -346,7 +346,6 @@ class Adaptation:
             inputs.encoder,
             Recipe.load(recipe),
             inputs.corpus,
-            pairs=training_pairs(splits),
             minutes=self.config.minutes,
             seed=self.config.seed,
             dev=dev,
@@ -458,11 +457,6 @@ class Adaptation:
         )
         write_json(self.output / VERDICT, verdict.to_dict())
         return verdict
-
-
-def training_pairs(splits: Splits) -> int:
-    """Number of the user's pairs to train on."""
-    return sum(len(one.train) for one in splits.values())
 
 
 def retention_sets(

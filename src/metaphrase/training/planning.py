@@ -97,7 +97,6 @@ def plan_run(
     recipe: Recipe,
     corpus: Corpus,
     *,
-    pairs: int,
     minutes: float,
     seed: int,
     dev: Mapping[str, ParallelSet],
@@ -141,8 +140,7 @@ def plan_run(
         seed=seed,
     )
     return make_plan(
-        pairs=pairs,
-        replayed=rows - pairs,
+        rows=rows,
         fit=fit,
         step=step,
         measuring_seconds=encoding_seconds(model, groups, seed=seed),
@@ -335,10 +333,9 @@ def fit_memory(
 
 
 def make_plan(
-    *, pairs: int, replayed: int, fit: Fit, step: tuple[torch.dtype, float], measuring_seconds: float, minutes: float
+    *, rows: int, fit: Fit, step: tuple[torch.dtype, float], measuring_seconds: float, minutes: float
 ) -> Plan:
     """Choose settings by data, time and memory. ``step`` is the result of `faster_precision`."""
-    rows = pairs + replayed
     batch = min(batch_size_for(rows), rows)
     reasons = [f"batch of {batch} pairs, for {rows:,} pairs", *fit.reasons]
     wanted = max(EPOCHS * rows // batch, 1)
