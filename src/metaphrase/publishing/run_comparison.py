@@ -112,7 +112,7 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
     rows = []
     for recipe, group in zip(recipes, groups.values(), strict=True):
         label = recipe if recipes.count(recipe) == 1 else str(group[0].folder)
-        pairs = [(_reference(run, runs, base), run.after) for run in group]
+        pairs = [(_reference(run, distinct, base), run.after) for run in group]
         names = {str(one.get("model")) for before, _ in pairs for one in before.values()}
         if base is None and len(names) > 1:
             raise DataMismatchError(
@@ -141,17 +141,15 @@ def _baseline(runs: Sequence[Run], baseline: str) -> Run | None:
     )
 
 
-def _reference(run: Run, runs: Sequence[Run], base: Run | None) -> Mapping[str, Any]:
+def _reference(run: Run, runs: Mapping[tuple[str, int], Run], base: Run | None) -> Mapping[str, Any]:
     """The results that a run is compared with: its own before training, or those of the baseline's run with its seed."""
     if base is None:
         return run.before
-    seed = run.seed
-    for other in runs:
-        if other.configuration == base.configuration and other.seed == seed:
-            return other.after
-    raise UsageError(
-        f"The baseline {base.folder} has no run with seed {seed}, but {run.folder} has. Train that run too."
-    )
+    if (other := runs.get((base.configuration, run.seed))) is None:
+        raise UsageError(
+            f"The baseline {base.folder} has no run with seed {run.seed}, but {run.folder} has. Train that run too."
+        )
+    return other.after
 
 
 def _row(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
