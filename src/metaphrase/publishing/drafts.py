@@ -117,8 +117,8 @@ def drafted(
 def part_folders(name: str) -> list[Path]:
     """The folders of a model and of the task vectors that its name adds; a vector that is a file alone has none."""
     base, vectors = split_vectors(name)
-    files = [part for part in (base, *vectors) if part.endswith(Path(VECTOR_FILE).suffix) and not Path(part).is_dir()]
-    return [find_folder(part)[1] for part in (base, *vectors) if part not in files]
+    suffix = Path(VECTOR_FILE).suffix
+    return [find_folder(part)[1] for part in (base, *vectors) if not part.endswith(suffix) or Path(part).is_dir()]
 
 
 def _add_notices(path: Path, folders: Iterable[Path]) -> None:

@@ -174,7 +174,7 @@ def _verified_checkpoint(
     if folder is None:
         raise CheckpointError(f"There is no checkpoint in {args.output_dir} to resume.")
     manifest = read_manifest(folder)
-    if _argument(folder, "save_only_model"):
+    if argument_of(folder, "save_only_model"):
         raise CheckpointError(
             f"{folder} cannot be resumed: it was written with save_only_model, so it has no optimiser, schedule and random "
             f"states. Start from its weights with --model {folder}, or resume another checkpoint."
@@ -281,12 +281,7 @@ class ResumableCollator(ParallelCollator):
         return super().__call__(examples)
 
 
-def trained_in_bfloat16(checkpoint: str | Path) -> bool:
-    """Whether the run of a checkpoint computed in bfloat16; False if its arguments cannot be read."""
-    return _argument(checkpoint, "bf16")
-
-
-def _argument(checkpoint: str | Path, name: str) -> bool:
+def argument_of(checkpoint: str | Path, name: str) -> bool:
     """A training argument of the run of a checkpoint; False if it cannot be read."""
     try:
         return bool(read_json(Path(checkpoint) / TRAINING_ARGS)[name])

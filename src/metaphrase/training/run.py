@@ -81,7 +81,7 @@ from metaphrase.training.finishing import check_finish, finish, release_guards, 
 from metaphrase.training.loss import AlignmentLoss, build_loss
 from metaphrase.training.planning import TRIAL_PAIRS, faster_precision
 from metaphrase.training.results import RunResult, measure_effects
-from metaphrase.training.resuming import checkpoint_to_resume, trained_in_bfloat16
+from metaphrase.training.resuming import argument_of, checkpoint_to_resume
 from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
@@ -368,7 +368,7 @@ class TrainingRun:
         if config.bf16 is not None or arguments.fp16 or isinstance(dataset, IterableDataset):
             return
         if checkpoint := arguments.resume_from_checkpoint:
-            arguments.bf16 = trained_in_bfloat16(checkpoint)
+            arguments.bf16 = argument_of(checkpoint, "bf16")
         elif self.encoder.device.type == "cpu" and has_bfloat16_instructions():
             dtype, _ = faster_precision(
                 self.encoder,
