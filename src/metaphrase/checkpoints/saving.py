@@ -25,8 +25,8 @@ from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import claim_folder
 
 
-class AtomicCheckpoints(Trainer):
-    """Mixin, before the parent class: writes the checkpoints of :mod:`metaphrase.checkpoints.folders`.
+class AtomicCheckpointMixin(Trainer):
+    """Trainer mixin that writes the checkpoints of :mod:`metaphrase.checkpoints.folders`. List it before the trainer class.
 
     A checkpoint is written to a staging folder and moved into place once all of it is on disk. Older checkpoints are
     deleted once it verifies. NaN or infinite weights are never written.

@@ -1,7 +1,7 @@
 """Adapting an encoder to a language: check the corpus, hold out test pairs, plan, train, measure, report a verdict.
 
-``metaphrase adapt`` calls :class:`Adaptation`, which builds a :class:`metaphrase.TrainingRun` of an encoder and a corpus
-that are loaded once.
+``metaphrase adapt`` calls :class:`Adaptation`, which loads encoder and corpus once and passes them to a
+:class:`metaphrase.TrainingRun`.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ class Adaptation:
         run: The training run, once it has begun.
 
     Raises:
-        UsageError: A number is out of range, or is to be chosen without data, there are several processes, the recipe learns
-            a vector for each language or reads more than a bitext, the output folder is the encoder's or holds files that
-            this library did not write, or the corpus or the recipe is in the folder of the run's own data.
+        UsageError: A number is out of range, or is to be chosen without data; there are several processes; the recipe learns
+            a vector for each language, or reads more than a bitext; the output folder is that of the encoder, or holds files
+            that this library did not write; or the corpus or the recipe is in the folder of the run's own data.
     """
 
     def __init__(
@@ -514,7 +514,9 @@ def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
 def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
     """The plan of the run whose checkpoints a folder contains, to keep its schedule; None without checkpoints.
 
-    The release of another run is not replaced: the new held-out pairs may be among those that it was trained on.
+    Raises:
+        CheckpointError: The folder holds a release or checkpoints of a run with other held-out pairs or options. The new
+            held-out pairs may be among those that the release was trained on.
     """
     hint = "To start over, choose another --output_dir or delete that folder."
     left = read_part(output / PLAN)

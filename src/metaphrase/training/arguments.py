@@ -115,7 +115,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     )
     bf16: bool | None = option(
         False,
-        "Compute in bfloat16, if the device supports it. null in a YAML file: on a CPU, if a trial step is faster.",
+        "Compute in bfloat16, if the device supports it. In a YAML file, null uses it on a CPU if a trial step is faster.",
     )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."

@@ -22,7 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, differences, read_manifest, step_of
-from metaphrase.checkpoints.saving import AtomicCheckpoints, errors_of
+from metaphrase.checkpoints.saving import AtomicCheckpointMixin, errors_of
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, save_adapter, shared_copy
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, UsageError
@@ -58,11 +58,11 @@ PROGRESS = {
 }
 
 
-class ResumesRuns(AtomicCheckpoints):
-    """Mixin, before the parent class: a resumed run ends with the same weights as an uninterrupted one.
+class ResumeMixin(AtomicCheckpointMixin):
+    """Trainer mixin: a resumed run ends with the same weights as an uninterrupted one. List it before the trainer class.
 
-    A checkpoint contains the encoder, the heads, the training arguments as JSON, and a manifest with the position in the
-    data and the counters of skipped steps.
+    In addition to transformers' files, a checkpoint contains the heads, the training arguments as JSON, and a manifest with
+    the position in the data and the counters of skipped steps.
     """
 
     alignment_loss: AlignmentLoss

@@ -70,7 +70,7 @@ STRUCTURE_LIMIT = (
 @checked
 @dataclass
 class RunOptions:
-    """The encoder, its training data and its evaluation data."""
+    """The encoder, its training and evaluation data, and how the release is made."""
 
     model: str = option("starter", f"Encoder to train: {ENCODER} (default: starter).")
     recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")

@@ -82,7 +82,7 @@ class GracefulShutdown:
 
     @contextmanager
     def keep_checkpoints(self, args: AlignmentTrainingArguments) -> Iterator[None]:
-        """Delete no checkpoint inside this block, so that the last one can be resumed; after a signal, load none either."""
+        """Keep all checkpoints inside this block, to resume the last one; after a signal, do not load the best."""
         limit, best = args.save_total_limit, args.load_best_model_at_end
         args.save_total_limit, args.load_best_model_at_end = None, best and not self.signal
         try:
@@ -132,7 +132,7 @@ class StepGuard:
         self._finite = torch.tensor(True, device=self.args.device)
 
     def observe_loss(self, loss: Tensor) -> None:
-        """Note whether the loss of a micro-batch is finite, and whether any was not 0."""
+        """Note whether the loss of a micro-batch is finite, and whether any loss so far was not 0."""
         self._finite = self._finite.to(loss.device) & torch.isfinite(loss)
         self._learns = self._learns.to(loss.device) | (loss.detach() != 0)
 

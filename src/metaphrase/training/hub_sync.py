@@ -10,7 +10,7 @@ from torch import nn
 from transformers.trainer_utils import HubStrategy
 
 from metaphrase.checkpoints.folders import last_good
-from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
+from metaphrase.checkpoints.saving import AtomicCheckpointMixin, check_finite
 from metaphrase.exceptions import HubError, UsageError
 from metaphrase.io.hub import is_transient
 from metaphrase.publishing.hub import make_repository, push, push_command
@@ -30,8 +30,8 @@ def check_single_release(loss: AlignmentLoss) -> None:
         )
 
 
-class PushesReleases(AtomicCheckpoints):
-    """Mixin, before the parent class: pushes checkpoints and the end of a run as releases."""
+class HubReleaseMixin(AtomicCheckpointMixin):
+    """Trainer mixin that pushes checkpoints and the end of a run as releases. List it before the trainer class."""
 
     alignment_loss: AlignmentLoss
 

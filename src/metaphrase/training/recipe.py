@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 #: Which pairs are in the same batch.
 Batches = Literal["mixed", "language", "shared_target"]
 
-#: Settings of the optimisation, which the ``training`` section of a recipe may contain. Recipes are untrusted, so they do
-#: not set what is read, written, pushed or logged.
+#: What the ``training`` section of a recipe may contain: settings of the optimisation, but not what is read, written, pushed
+#: or logged. The ``args`` of a term may name files and models to read, and ``package.module:Class`` runs code.
 SETTINGS: dict[str, Any] = {
     name: TRAINING_RANGES[name]
     for name in (

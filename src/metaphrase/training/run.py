@@ -351,7 +351,7 @@ class TrainingRun:
     def finish(self, facts: dict[str, Any]) -> None:
         """Merge the trained encoder with the original one and remove language identity, if configured.
 
-        What describes the release of an earlier run in the output folder is deleted.
+        The curve, the report and the verdict of an earlier run are deleted from the output folder.
         """
         remove_curve(self.output)
         remove_report(self.output)
@@ -474,7 +474,7 @@ class TrainingRun:
         return fold_languages(self.encoder, self.language_embedding)
 
     def report(self, facts: dict[str, Any], card: AlignmentModelCardData) -> RunResult:
-        """Measure the release on the test sets, and write the results to card and report."""
+        """Measure the release on the test sets, write it again with the results on its card, and write the report."""
         result = RunResult(self.output, self.config.model, facts, curve=self.curve)
         tests = self.tests.trained
         if not tests:

@@ -99,8 +99,8 @@ def parts_of(dataset: Any) -> list[Any]:
     return [] if dataset is None else [dataset]
 
 
-class ChoosesBatches(SentenceTransformerTrainer):
-    """The part of the trainer that chooses the sampler of the batches, and evaluates data that have some."""
+class BatchSamplingTrainer(SentenceTransformerTrainer):
+    """The part of the trainer that selects the batch sampler, and computes the evaluation loss per pair."""
 
     args: Any
     alignment_loss: Any
@@ -248,9 +248,9 @@ def _unseen(batches: Iterable[list[int]], left: np.ndarray) -> Iterator[list[int
 class SharedTargetBatchSampler(DefaultBatchSampler):
     """Batches in which pairs with the same target come together, such as its translations into several languages.
 
-    The pairs of a target form groups of at most a quarter of a batch, or two, so that a batch has other targets too. The
-    groups follow each other in random order, and the end of a batch may divide one. Every pair is in one batch of an epoch.
-    The batches of an epoch depend on the seed and its number only.
+    The pairs of a target form groups of at most ``max(2, batch_size // 4)`` pairs, so that a batch has other targets too. The
+    groups follow each other in random order, and the end of a batch may divide one. Every pair is in one batch of an epoch,
+    except those of an incomplete last batch if ``drop_last``. The batches depend on the seed and the number of the epoch only.
     """
 
     generator: torch.Generator

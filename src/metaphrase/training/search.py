@@ -17,8 +17,8 @@ from metaphrase.training.arguments import check_arguments
 from metaphrase.training.loss import AlignmentLoss
 
 
-class SearchesHyperparameters:
-    """Mixin, before the parent class: builds a new encoder and a new loss for each trial.
+class HyperparameterSearchMixin:
+    """Trainer mixin that builds a new encoder and a new loss for each trial. List it before the trainer class.
 
     ``hyperparameter_search`` requires a trainer that is made with ``model_init``, a function that returns an encoder, and
     with a function as ``loss`` that returns the loss of an encoder. Both are called before each training, so that trials

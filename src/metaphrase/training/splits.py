@@ -16,7 +16,7 @@ from metaphrase.corpus.text import composed, normalised
 from metaphrase.exceptions import CorpusError
 from metaphrase.io.counts import counted
 
-#: Maximum number of a language's pairs that are held out for test and dev, and the maximum share of all its pairs.
+#: Maximum numbers of a language's pairs that are held out for test and for dev, and the maximum share of each.
 TEST, DEV, SHARE = 500, 250, 0.1
 #: Minimum number of pairs that can be both trained on and measured.
 FEWEST = 100

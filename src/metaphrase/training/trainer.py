@@ -32,7 +32,7 @@ from metaphrase.training.arguments import (
     check_trainable,
 )
 from metaphrase.training.callbacks import StepCallback
-from metaphrase.training.checkpointing import ResumesRuns
+from metaphrase.training.checkpointing import ResumeMixin
 from metaphrase.training.distributed import average_gradients, broadcast_weights, highest
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
@@ -41,11 +41,11 @@ from metaphrase.training.fault_tolerance import (
     repeat_within_memory,
     restorer,
 )
-from metaphrase.training.hub_sync import PushesReleases, check_single_release
+from metaphrase.training.hub_sync import HubReleaseMixin, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import DataPosition, ResumableCollator, RunFacts
-from metaphrase.training.sampling import ChoosesBatches, check_batches, check_data, check_rows
-from metaphrase.training.search import SearchesHyperparameters, check_collator, check_loss, check_loss_function
+from metaphrase.training.sampling import BatchSamplingTrainer, check_batches, check_data, check_rows
+from metaphrase.training.search import HyperparameterSearchMixin, check_collator, check_loss, check_loss_function
 from metaphrase.training.weight_decay import decay_toward_start
 
 #: Pattern of the heads' parameters in the loss.
@@ -53,7 +53,7 @@ HEAD_PARAMETERS = r"^heads\."
 
 
 class AlignmentTrainer(
-    SearchesHyperparameters, PushesReleases, ResumesRuns, ChoosesBatches, SentenceTransformerTrainer
+    HyperparameterSearchMixin, HubReleaseMixin, ResumeMixin, BatchSamplingTrainer, SentenceTransformerTrainer
 ):
     """Trains a SentenceTransformer with an :class:`AlignmentLoss`.
 
@@ -68,7 +68,7 @@ class AlignmentTrainer(
         model: The encoder of the loss.
         args: Training arguments.
         train_dataset: The bitext: a ``Dataset``, an ``IterableDataset`` or a dictionary of ``Dataset``.
-        eval_dataset: Pairs for an evaluation loss, likewise.
+        eval_dataset: Pairs on which the loss is evaluated, in the same forms.
         loss: An :class:`AlignmentLoss`; with ``model_init``, a function that takes an encoder and returns its loss.
         model_init: Function that returns an encoder, for hyperparameter search
             (:mod:`metaphrase.training.search`).
@@ -130,7 +130,7 @@ class AlignmentTrainer(
         self.add_callback(StepCallback(self))
 
     def use_loss(self, loss: AlignmentLoss) -> None:
-        """Adopt a loss whose encoder is trained."""
+        """Set the loss, and what depends on it: micro-batches, weight decay, and the facts that a resumed run must share."""
         self.alignment_loss = loss
         loss.micro_batch_size = self.args.micro_batch_size or loss.micro_batch_size
         self._decay = decay_toward_start(loss.model, self.args)
@@ -188,7 +188,7 @@ class AlignmentTrainer(
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         """End an epoch over a stream in all processes together, because their files may have different lengths.
 
-        Batches that are too few for a step are skipped; their gradients would be added to the next step.
+        An incomplete last group of micro-batches is skipped; its gradients would be added to the next step.
         """
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         missing = int(len(samples) < num_batches)
@@ -251,7 +251,7 @@ class AlignmentTrainer(
     # ------------------------------------------------------------------------------------------------------------ steps
 
     def begin_step(self) -> None:
-        """Store the state that a step changes in addition to the gradients."""
+        """Save the state that a skipped step restores: buffers of the heads, total loss and logged terms."""
         self._steps.begin_step()
         self.alignment_loss.step = self.state.global_step
         self._before_step = restorer(self.alignment_loss.heads, self.accum_loss_components), self._tr_loss.clone()

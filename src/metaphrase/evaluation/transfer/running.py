@@ -34,7 +34,7 @@ from metaphrase.checkpoints.folders import (
     tidy,
     verify,
 )
-from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite, explain_lost_processes
+from metaphrase.checkpoints.saving import AtomicCheckpointMixin, check_finite, explain_lost_processes
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.encoders.names import model_folder
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData
@@ -280,7 +280,7 @@ def _measure(
     return scores
 
 
-class FineTuner(AtomicCheckpoints):
+class FineTuner(AtomicCheckpointMixin):
     """transformers' Trainer that measures each dev language with the score of the task, and writes complete checkpoints.
 
     ``eval_dataset`` is a data set per language; the score is None without dev data.
