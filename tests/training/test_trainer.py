@@ -998,9 +998,9 @@ def test_a_batch_without_negatives_is_refused(make_trainer, fault, recipe, named
 def test_a_single_pair_without_negatives_is_refused(make_trainer, rows, fault, kind):
     single = Dataset.from_list(rows[:1])
     dataset = single if kind is Dataset else DatasetDict(several=Dataset.from_list(rows), single=single)
-    with pytest.raises(UsageError, match=r"^tr ranks .* `train_dataset` .* a single pair, whose loss is always 0"):
+    with pytest.raises(UsageError, match=r"^tr compares .* `train_dataset` .* a single pair, whose loss is always 0"):
         make_trainer("tr", dataset=dataset)
-    with pytest.raises(UsageError, match=r"^tr ranks .* `eval_dataset` .* a single pair, whose loss is always 0"):
+    with pytest.raises(UsageError, match=r"^tr compares .* `eval_dataset` .* a single pair, whose loss is always 0"):
         make_trainer("tr", eval_dataset=dataset)
     make_trainer("ppa", dataset=dataset, eval_dataset=dataset)
     fault("B3", "a single pair", tried=1, survived=1)
@@ -1064,7 +1064,7 @@ def test_the_terms_of_each_evaluation_data_set_are_logged(make_trainer, rows):
 
 def test_an_evaluation_batch_without_negatives_is_refused(make_trainer, rows):
     settings = {"eval_dataset": Dataset.from_list(rows), "per_device_eval_batch_size": 1}
-    with pytest.raises(UsageError, match=r"^tr ranks .* an evaluation batch of 1 has no other.*at least 2"):
+    with pytest.raises(UsageError, match=r"^tr compares .* an evaluation batch of 1 has no other.*at least 2"):
         make_trainer("tr", **settings)
     make_trainer("ppa", **settings)
     make_trainer("tr", per_device_eval_batch_size=1)

@@ -300,9 +300,9 @@ def last_good(output: str | Path) -> str:
 def check_space(output: Path, what: str, weights: int, whole: int) -> None:
     """Refuse a disk without room for the weights of what is written, a checkpoint or a release.
 
-    Sizes are in bytes; ``whole``, of all its files, is approximate.
+    Sizes are in bytes; ``whole``, of all its files, is approximate. The folder may not exist yet.
     """
-    free = shutil.disk_usage(output).free
+    free = shutil.disk_usage(next(one for one in (output, *output.absolute().parents) if one.exists())).free
     message = f"{output} has {format_size(free)} free, and a {what} needs about {format_size(whole)}."
     if free < weights:
         raise CheckpointError(f"{message} Free some space, or choose another output folder.")
