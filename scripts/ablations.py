@@ -40,7 +40,7 @@ from metaphrase.corpus.files import find_files
 from metaphrase.corpus.hub import is_hub_name
 from metaphrase.encoders.names import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.evaluation.suites.encoders import Sets
+from metaphrase.evaluation.suites.parallel import Sets
 from metaphrase.io.configuration import did_you_mean, option, read_yaml
 from metaphrase.io.digests import files_sha256, json_digest, model_hash, text_digest
 from metaphrase.io.environment import prepare_process

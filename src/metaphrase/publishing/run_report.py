@@ -32,7 +32,7 @@ from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words, overall_verdict, retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
-from metaphrase.evaluation.suites.encoders import Sets, read_test_folders
+from metaphrase.evaluation.suites.parallel import Sets, read_test_folders
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, CountOr0, Resamples, Seed, checked
 from metaphrase.io.configuration import option

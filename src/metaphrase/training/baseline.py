@@ -20,7 +20,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.evaluation.suites.encoders import Sets, read_test_folders
+from metaphrase.evaluation.suites.parallel import Sets, read_test_folders
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import encoder_digest
 from metaphrase.io.environment import versions

@@ -19,7 +19,7 @@ from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.code_switching import PARAPHRASES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder, parallel_files
 from metaphrase.corpus.words import Words
-from metaphrase.evaluation import bucc
+from metaphrase.evaluation import answer_retrieval, bucc, sib200, sts, word_alignment
 from metaphrase.evaluation.bucc import PROTOCOLS
 from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.distractors import KINDS
@@ -35,11 +35,10 @@ from metaphrase.evaluation.suites import (
     DataUnavailable,
     Settings,
     Subject,
-    encoders,
     running,
 )
 from metaphrase.evaluation.suites.baselines import compare_scores, differences, stronger
-from metaphrase.evaluation.suites.encoders import parallel_folders
+from metaphrase.evaluation.suites.parallel import parallel_folders
 from metaphrase.evaluation.suites.running import (
     EvaluateOptions,
     cache_path,
@@ -295,9 +294,9 @@ def test_quick_is_a_sample_of_the_suites_that_do_not_fine_tune(data, subject):
 def test_a_spread_sample_is_not_about_one_document(data, monkeypatch):
     """Items in the order of their documents are drawn from all of them, and questions with their whole paragraph."""
     seen = []
-    monkeypatch.setattr(encoders.sts, "evaluate_sts", lambda model, sets, **_: seen.append(sets) or Mock())
+    monkeypatch.setattr(sts, "evaluate_sts", lambda model, sets, **_: seen.append(sets) or Mock())
     monkeypatch.setattr(
-        encoders.answer_retrieval, "evaluate_answer_retrieval", lambda model, sets, **_: seen.append(sets) or {}
+        answer_retrieval, "evaluate_answer_retrieval", lambda model, sets, **_: seen.append(sets) or {}
     )
     samples = {suite: QUICK[suite]._replace(items=3, languages=None) for suite in ("sts", "answer-retrieval")}
     for part in find_benchmarks(data, list(samples), SETTINGS, samples)[0]:
@@ -1500,9 +1499,9 @@ def test_links_are_tuned_on_the_first_fifth_and_scored_on_the_others(data, subje
     (folder / "deen.src-tgt").write_text("".join(f"{row['source']} ||| {row['target']}\n" for row in bitext))
     (folder / "deen.gold").write_text("1-1 2p2\n" * len(bitext))
     (folder / "deen.peer.out").write_text("0-1\n" * fifth + "0-0 1-1\n" * (len(bitext) - fifth))
-    tune = encoders.word_alignment.tune_rule
+    tune = word_alignment.tune_rule
     monkeypatch.setattr(
-        encoders.word_alignment,
+        word_alignment,
         "tune_rule",
         lambda model, pairs, **_: tuned_on.append(len(pairs)) or tune(model, pairs),
     )
@@ -1518,9 +1517,9 @@ def test_links_are_tuned_on_the_first_fifth_and_scored_on_the_others(data, subje
 
 def test_topics_of_a_sample_are_learned_from_all_sentences(data, subject, monkeypatch):
     sizes, result = [], Result("sib200", "x", "m", {}, Measurement(1, 50.0))
-    monkeypatch.setattr(encoders, "evaluate_retrieval", lambda *_, **options: result)
+    monkeypatch.setattr("metaphrase.evaluation.suites.sib200.evaluate_retrieval", lambda *_, **options: result)
     monkeypatch.setattr(
-        encoders.sib200,
+        sib200,
         "evaluate_topics",
         lambda model, sets, *, train, **_: sizes.append((len(sets["eng_Latn"].texts), len(train.texts))) or result,
     )

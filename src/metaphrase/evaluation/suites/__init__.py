@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from metaphrase.evaluation.suites import encoders
+from metaphrase.evaluation.suites import answer_retrieval, mining, mteb, parallel, sib200, sts, word_alignment
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject, Suite
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 
@@ -23,43 +23,43 @@ SUITES: dict[str, Suite] = {
         Suite(
             "retrieval",
             "a folder of xx-en.test.tsv.gz, or tatoeba or udhr with xx-en.tsv.gz",
-            encoders.find_retrieval,
+            parallel.find_retrieval,
             ("prompt", "bf16", "languages", "split", "text_equality", "margin_k", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "sts",
             "a folder of stsb-xx-test.csv.gz (except STS22, whose data are on the Hub)",
-            encoders.find_sts,
+            sts.find_sts,
             ("prompt", "bf16", "languages", *_BOOTSTRAP),
         ),
         Suite(
             "mining",
             "a folder of BUCC files (zh-en.sample.zh.gz, …)",
-            encoders.find_mining,
+            mining.find_mining,
             ("prompt", "bf16", "languages", "margin", "k", "retrieval", *_BOOTSTRAP),
         ),
         Suite(
             "answer-retrieval",
             "xquad-r/xx.json.gz in at least two languages",
-            encoders.find_answer_retrieval,
+            answer_retrieval.find_answer_retrieval,
             ("prompt", "bf16", "languages", "answer_text", *_BOOTSTRAP),
         ),
         Suite(
             "sib200",
             "sib200/xxx_Scpt.train.tsv.gz, including eng_Latn",
-            encoders.find_sib200,
+            sib200.find_sib200,
             ("prompt", "bf16", "languages", "trained_languages", *_BOOTSTRAP),
         ),
         Suite(
             "xsim++",
             "a folder of xx-en.test.tsv.gz, or tatoeba or udhr with xx-en.tsv.gz, or sib200",
-            encoders.find_xsimpp,
+            parallel.find_xsimpp,
             ("prompt", "bf16", "languages", "split", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "word-alignment",
             "a folder with test.xx, test.yy and test.xx.yy.wa, or with xxyy.src-tgt and xxyy.gold",
-            encoders.find_word_alignment,
+            word_alignment.find_word_alignment,
             _BOOTSTRAP,
         ),
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), _PROBED),
@@ -69,7 +69,7 @@ SUITES: dict[str, Suite] = {
         Suite(
             "mteb",
             "a folder of xx-en.test.tsv.gz, tatoeba, udhr, sib200, xquad-r, or tasks of MTEB",
-            encoders.find_mteb,
+            mteb.find_mteb,
             ("prompt", "bf16", "languages", "split", "strip_quotes"),
         ),
     )

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.codes import code_with_region, find_languages, language_code
-from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.corpus.codes import code_with_region, language_code
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, StoredEncoder
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.sib200 import is_variety
 from metaphrase.evaluation.significance import RESAMPLES
-from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import encoder_digest, model_hash
-from metaphrase.io.environment import install_command
 from metaphrase.mining.margins import Margin, Retrieval
-
-logger = logging.getLogger(__name__)
 
 #: Version of the measurements and of their JSON form. Cached results of other revisions are not read.
 REVISION = 3
@@ -223,6 +216,9 @@ class Benchmark:
     asks: bool = False
 
 
+#: Results by name.
+Results = dict[str, Result]
+
 #: Shows a line or a table of progress.
 Note = Callable[[Any], None]
 
@@ -245,78 +241,3 @@ class Suite:
     needs: str
     find: Find
     reads: tuple[str, ...]
-
-
-def load_mteb_tasks() -> Any:
-    """Import `metaphrase.evaluation.mteb_tasks`, which needs the extra ``mteb``."""
-    try:
-        from metaphrase.evaluation import mteb_tasks
-    except ModuleNotFoundError as error:
-        raise DataUnavailable(f"{error.name} is not installed: {install_command('mteb')}") from error
-    return mteb_tasks
-
-
-def folders(data: Path | None) -> list[Path]:
-    """A folder and its subfolders."""
-    return [] if data is None else [data, *sorted(path for path in data.iterdir() if path.is_dir())]
-
-
-def folder_name(folder: Path) -> str:
-    """Name of a folder as it was given, also of ``.`` and ``..``; of a link, the name of the link."""
-    return folder.name if folder.name not in ("", "..") else folder.resolve().name
-
-
-def check_names(benchmarks: Iterable[Benchmark]) -> list[Benchmark]:
-    """Check that different data sets have different names, under which results are stored.
-
-    Raises:
-        DataError: Two data sets have the same name.
-    """
-    known: dict[str, Benchmark] = {}
-    for one in (found := list(benchmarks)):
-        other = known.setdefault(one.name, one)
-        if (other.suite, other.files) != (one.suite, one.files):
-            raise DataError(
-                f"Two data sets are called {one.name!r}: {other.files[0]} ({other.suite}) and {one.files[0]} ({one.suite}). "
-                "Their results would replace each other. Put each data set into a folder of its own."
-            )
-    return found
-
-
-def text_size(files: Iterable[Path]) -> int:
-    """Bytes of text in files, after decompression."""
-    return sum(map(_text_size, files))
-
-
-def _text_size(path: Path) -> int:
-    stored = path.stat().st_size
-    if path.suffix != ".gz":
-        return stored
-    with path.open("rb") as file:  # which ends with the size of its content, unless it is truncated
-        file.seek(max(0, stored - 4))
-        return min(int.from_bytes(file.read(), "little"), 20 * stored)
-
-
-def wanted_languages(languages: Iterable[str], settings: Settings, folder: Path) -> list[str]:
-    """The available languages of a folder that the settings ask for, in the order of the settings.
-
-    The languages that it lacks have a warning, except for those of a sample.
-    """
-    available = list(languages)
-    if not settings.languages:
-        return available
-    found = {code: find_languages(code, available) for code in settings.languages}
-    if available and settings.first is None:
-        warn_absent(folder, [code for code, names in found.items() if not names])
-    return list(dict.fromkeys(chain.from_iterable(found.values())))
-
-
-def warn_absent(folder: Path, languages: Iterable[str]) -> None:
-    """Warn that a folder lacks languages, once, although several suites read it."""
-    _warn_absent(folder, tuple(language for language in languages if language != TARGET_LANGUAGE))
-
-
-@cache
-def _warn_absent(folder: Path, languages: tuple[str, ...]) -> None:
-    if languages:
-        logger.warning("%s has no data in %s.", folder, ", ".join(languages))

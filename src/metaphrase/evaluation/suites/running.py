@@ -21,17 +21,10 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.names import encoder_files, find_folder, load_vectors, name_parts
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare
-from metaphrase.evaluation.suites import FINETUNED, SUITES
+from metaphrase.evaluation.suites import FINETUNED, SUITES, DataUnavailable
 from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
-from metaphrase.evaluation.suites.benchmarks import (
-    REVISION,
-    Benchmark,
-    DataUnavailable,
-    Note,
-    Settings,
-    Subject,
-    check_names,
-)
+from metaphrase.evaluation.suites.benchmarks import REVISION, Benchmark, Note, Settings, Subject
+from metaphrase.evaluation.suites.folders import check_names
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError

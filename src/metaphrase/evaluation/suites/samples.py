@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from metaphrase.evaluation.suites.benchmarks import Benchmark, Settings, check_names
+from metaphrase.evaluation.suites.benchmarks import Benchmark, Settings
+from metaphrase.evaluation.suites.folders import check_names
 
 
 class Sample(NamedTuple):

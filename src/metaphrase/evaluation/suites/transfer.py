@@ -17,15 +17,8 @@ from transformers import HfArgumentParser
 from metaphrase.evaluation.measures import FEWER_RESAMPLES, MEASURES, ScoreOfCounts, ScoreOfSamples
 from metaphrase.evaluation.result import Measurement, Result, mean_of, with_intervals
 from metaphrase.evaluation.significance import percentile_interval
-from metaphrase.evaluation.suites.benchmarks import (
-    Benchmark,
-    Settings,
-    Subject,
-    folder_name,
-    folders,
-    text_size,
-    wanted_languages,
-)
+from metaphrase.evaluation.suites.benchmarks import Benchmark, Settings, Subject
+from metaphrase.evaluation.suites.folders import folder_name, folders, text_size, wanted_languages
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
 from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, PairTask
 from metaphrase.evaluation.transfer.data import ENGLISH, QUESTIONS, Format, files_of, pairs_format, treebank_format
