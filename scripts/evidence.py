@@ -56,10 +56,9 @@ from metaphrase.evaluation.guards import ALPHAS as FINE_ALPHAS
 from metaphrase.evaluation.guards import Guard, choose_alpha, data_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import ENGLISH, XLMR_LANGUAGES, topic_files
-from metaphrase.evaluation.suites import Benchmark, Settings, Subject
+from metaphrase.evaluation.suites import Benchmark, Sample, Settings, Subject
 from metaphrase.evaluation.suites.benchmarks import REVISION
 from metaphrase.evaluation.suites.running import find_benchmarks, run_benchmark
-from metaphrase.evaluation.suites.samples import Sample
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256, files_sha256, json_digest, model_hash
@@ -88,12 +87,12 @@ GUARDS = ("stsb",)
 DEBIASED_GUARDS = ("stsb", "mlqa")
 #: Languages of SIB-200 that are measured in addition to those of the bitext, evenly spaced over all.
 OTHER_LANGUAGES = 40
-#: Samples of suites. Word alignment has fewer pairs: with a sample, it does not tune its settings.
+#: Samples of suites and benchmarks. Word alignment has fewer pairs: with a sample, it does not tune its settings.
 SAMPLES = {
     "answer-retrieval": Sample(300, 0.25),
     "sts": Sample(500, 0.36),
     "sib200": Sample(100, 0.25),
-    "xsim++": Sample(100, 0.05),
+    "sib200 xsim++": Sample(100, 0.05),
     "word-alignment": Sample(1000, 0.2),
 }
 #: Names of the benchmarks by suite, in the order in which they are measured, the cheap ones first. The suites of the last
@@ -291,7 +290,7 @@ class Evidence:
         samples = dict(SAMPLES)
         if (data / "sib200").is_dir():
             codes = sib200_languages(data / "sib200", self.languages)
-            samples |= {name: samples[name]._replace(languages=codes) for name in ("sib200", "xsim++")}
+            samples |= {name: samples[name]._replace(languages=codes) for name in ("sib200", "sib200 xsim++")}
         suites = [suite for suite in ALL_SUITES if suite in self.options.suites]
         benchmarks = {
             benchmark.name: benchmark for benchmark in find_benchmarks(data, suites, self.settings, samples)[0]

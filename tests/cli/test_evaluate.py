@@ -1,21 +1,25 @@
 import gzip
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
+from metaphrase.cli import evaluate as evaluate_command
 from metaphrase.cli import main
 from metaphrase.cli.tables import models_table
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.names import find_folder, name_parts, split_vectors
 from metaphrase.evaluation.compare import compare, verdict_shown
-from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.encoding import encode_texts
+from metaphrase.evaluation.result import Measurement, Result, mean_of
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.evaluation.suites import SUITES, DataUnavailable, benchmarks, running
+from metaphrase.evaluation.suites import SUITES, Benchmark, DataUnavailable, Sample, Suite, benchmarks, running
+from metaphrase.evaluation.suites.folders import in_each_folder, text_size
 from metaphrase.evaluation.suites.running import Evaluations, ModelScore
 from metaphrase.io.digests import encoder_digest, model_hash
 from metaphrase.merging import TaskVector
@@ -400,6 +404,7 @@ def test_help_reads_well(capsys):
     words = " ".join(text.split())
     assert "Default: all in the folder. --split" in words  # and not once more
     assert "(default: retrieval)" in words
+    assert "all suites except nli, qa, mteb, in minutes" in words
 
 
 def test_retrieval_by_margin(data, loaded, tmp_path):
@@ -671,6 +676,55 @@ def test_a_failed_benchmark_does_not_stop_the_others(tiny_encoder_dir, sets, tmp
     notes = capsys.readouterr().err
     assert "Failed: stsb" in notes
     assert "Failed: udhr: out of memory" in notes
+
+
+@in_each_folder
+def find_closeness(folder, settings):
+    """Another suite: the share of pairs whose cosine is above the median."""
+    file = folder / "pairs.tsv"
+
+    def measure(subject):
+        rows = [line.split("\t") for line in file.read_text().splitlines()][: settings.first]
+        sides = (encode_texts(subject.model, side, **subject.encoding()) for side in zip(*rows, strict=True))
+        first, second = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
+        cosines = (first * second).sum(axis=1)
+        one = Measurement.of_items(cosines > np.median(cosines), "0" * 64)
+        return {"pairs": Result("closeness", subject.name, "share", {"de": one}, mean_of([one]), statistic="items")}
+
+    if file.exists():
+        yield Benchmark("pairs", "closeness", "cosine above the median", (file,), text_size([file]), measure)
+
+
+def test_a_suite_is_one_entry_of_the_table(tiny_encoder_dir, other_dir, bitext, tmp_path, monkeypatch, capsys):
+    """The choices and the help of --suite, the options, the sample of quick and the comparisons follow from it."""
+    reads, further = ("prompt", "bf16", "split"), ("tasks",)
+    suite = Suite("closeness", "close pairs", "pairs.tsv", find_closeness, reads, further, Sample(6, 0.5))
+    monkeypatch.setitem(SUITES, suite.name, suite)
+    for module in (running, evaluate_command):  # which read the table when they are imported
+        monkeypatch.delitem(sys.modules, module.__name__)
+        parent, _, name = module.__name__.rpartition(".")
+        monkeypatch.setattr(sys.modules[parent], name, module)
+    (tmp_path / "data").mkdir()
+    pairs = "".join(f"{row['source']}\t{row['target']}\n" for row in bitext[:12])
+    (tmp_path / "data" / "pairs.tsv").write_text(pairs)
+
+    def run(*options):
+        status = command(other_dir, tmp_path / "data", tmp_path, "--baseline", str(tiny_encoder_dir), *options)
+        return status, " ".join(capsys.readouterr().err.split())
+
+    for name, n in (("closeness", 12), ("quick", 6)):
+        status, notes = run("--suite", name, "--split", "dev")
+        assert status == 0
+        results = json.loads((tmp_path / "kept" / "results.json").read_text())
+        assert results["scores"]["pairs"]["languages"]["de"]["n"] == n
+        assert results["comparisons"]["pairs"]["languages"]["de"]["verdict"] == "tie"
+    assert "--split applies only to closeness, mteb, retrieval, xsim++." in notes
+    assert "--k applies to --suite mining and has no effect" in run("--suite", "closeness", "--k", "3")[1]
+    assert "--tasks applies to --suite closeness, mteb" in run("--suite", "mining", "--tasks", "pairs")[1]
+    assert "'closenes' (did you mean 'closeness'?)" in run("--suite", "closenes")[1]
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    assert "closeness: close pairs; quick: " in " ".join(capsys.readouterr().out.split())
 
 
 def test_several_encoders_are_compared_with_one_baseline(data, loaded, tmp_path, capsys):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sentence_transformers import SentenceTransformer
 
@@ -226,18 +226,43 @@ Note = Callable[[Any], None]
 Find = Callable[[Path | None, Settings], Iterable[Benchmark]]
 
 
+class Sample(NamedTuple):
+    """The part of a suite that is measured.
+
+    Attributes:
+        items: Items of each language: pairs of sentences, gold pairs, questions, or sentences of a split.
+        share: Rough share of the texts of a data set that is encoded, for the estimate of the duration (mining computes it).
+        languages: Languages, if available; None for all.
+        spread: Whether the items are evenly spaced over the data set instead of its first ones, which are about one subject
+            where items are in the order of their documents.
+    """
+
+    items: int
+    share: float
+    languages: tuple[str, ...] | None = None
+    spread: bool = False
+
+
 @dataclass(frozen=True)
 class Suite:
     """A kind of benchmark.
 
     Attributes:
         name: Name on the command line.
+        summary: What it measures, for ``--help``.
         needs: Description of the data that it looks for.
         find: See `Find`.
         reads: Names of the `Settings` that its results depend on.
+        options: Further settings that apply to it: they select its data, or its results record them in `Benchmark.fixed`.
+        quick: Its sample in the suite ``quick``; None if it is not part of it.
+        new_texts: Share of its texts that is new if an earlier suite has read its files, for the estimate of the duration.
     """
 
     name: str
+    summary: str
     needs: str
     find: Find
     reads: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    quick: Sample | None = None
+    new_texts: float = 1.0

@@ -23,9 +23,9 @@ from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare
 from metaphrase.evaluation.suites import FINETUNED, SUITES, DataUnavailable
 from metaphrase.evaluation.suites.baselines import compare_with, differences, other_precision, read_results, stronger
-from metaphrase.evaluation.suites.benchmarks import REVISION, Benchmark, Note, Settings, Subject
+from metaphrase.evaluation.suites.benchmarks import REVISION, Benchmark, Note, Sample, Settings, Subject
 from metaphrase.evaluation.suites.folders import check_names
-from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
+from metaphrase.evaluation.suites.samples import samples_of, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, PoolingMode, checked
@@ -46,19 +46,6 @@ RESULTS = "results.json"
 
 #: Suites that can load the model by name and fine-tune it.
 _FINE_TUNED = {task.suite for task in FINETUNED.values()}
-#: The suites of options that do not apply to all suites.
-_APPLIES = {
-    setting: {name for name, suite in SUITES.items() if setting in suite.reads}
-    for setting in (
-        *("prompt", "bf16", "split", "text_equality", "margin_k", "strip_quotes", "margin", "k", "retrieval"),
-        *("answer_text", "trained_languages", "transfer", "languages", "finetuning_runs"),
-    )
-}
-_APPLIES |= {name: {"mining"} for name in ("protocols", "duplicates", "comparison")}
-_APPLIES |= {"tasks": {"mteb"}, "pooling": _APPLIES["prompt"], "layer": set(SUITES), "max_length": set(SUITES)}
-
-#: Share of the texts of a suite that is new if an earlier suite has read its files.
-_NEW_TEXTS = {"mteb": 0.0, "xsim++": 0.1}
 
 
 @checked
@@ -79,30 +66,12 @@ class EvaluateOptions(Settings):
         "stsb, xquad-r, sib200, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read "
         "the Hub and work without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …).",
     )
-    suite: Literal[
+    suite: Literal[*SUITES, "quick", "all"] = option(  # type: ignore[valid-type]
         "retrieval",
-        "sts",
-        "mining",
-        "answer-retrieval",
-        "sib200",
-        "xsim++",
-        "word-alignment",
-        "nli",
-        "paraphrase",
-        "qa",
-        "pos",
-        "mteb",
-        "quick",
-        "all",
-    ] = option(
-        "retrieval",
-        "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
-        "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; sib200: retrieval "
-        "and topics in 205 languages; xsim++: retrieval among English sentences that differ in a number, a name, a negation, "
-        "a comparison or a cause; word-alignment: AER; nli, paraphrase, qa, pos: trained in English, measured in all "
-        "languages, see --transfer; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed sample of all "
-        "suites except nli, qa and mteb, in minutes; all: all suites, with a sample of the largest "
-        "data sets. If a data set fails, the others are still measured and written, and the exit status is 2.",
+        "".join(f"{one.name}: {one.summary}; " for one in SUITES.values())
+        + f"quick: a fixed sample of all suites except {', '.join(one.name for one in SUITES.values() if not one.quick)}, "
+        "in minutes; all: all suites, with a sample of the largest data sets. If a data set fails, the others are still "
+        "measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
         None,
@@ -129,9 +98,8 @@ class EvaluateOptions(Settings):
     @property
     def suites(self) -> tuple[str, ...]:
         """Names of the suites to measure."""
-        return {"all": tuple(SUITES), "quick": tuple(name for name in SUITES if name in QUICK)}.get(
-            self.suite, (self.suite,)
-        )
+        quick = tuple(name for name, suite in SUITES.items() if suite.quick)
+        return {"all": tuple(SUITES), "quick": quick}.get(self.suite, (self.suite,))
 
     @property
     def outputs(self) -> tuple[Path, ...]:
@@ -154,17 +122,10 @@ class EvaluateOptions(Settings):
                 "--suite quick does not fine-tune encoders. Omit --transfer, or pass --suite pos or paraphrase."
             )
         notes = []
-        defaults = {option.name: option.default for option in fields(self)}
-        for name, applies in _APPLIES.items():
-            if getattr(self, name) == defaults[name]:
+        for name, default in ((one.name, one.default) for one in fields(self)):
+            applies = self._suites_of(name)
+            if not applies or getattr(self, name) == default:
                 continue
-            fine_tuned = _FINE_TUNED - set(PROBED_BY[self.transfer])
-            if name == "bf16":
-                applies = applies | fine_tuned
-            elif name == "finetuning_runs":
-                applies = fine_tuned
-            elif name in ("prompt", "pooling", "layer", "max_length"):
-                applies = applies - fine_tuned
             if not applies & set(self.suites):
                 raise UsageError(
                     f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {self.suite}."
@@ -172,6 +133,21 @@ class EvaluateOptions(Settings):
             if len(self.suites) > 1:
                 notes.append(f"Note: --{name} applies only to {', '.join(sorted(applies))}.")
         return notes
+
+    def _suites_of(self, name: str) -> set[str]:
+        """The suites that an option applies to; empty if it is not an option of suites."""
+        fine_tuned = _FINE_TUNED - set(PROBED_BY[self.transfer])
+        if name == "finetuning_runs":
+            return fine_tuned
+        if name in ("layer", "max_length"):
+            return SUITES.keys() - fine_tuned
+        if name in ("resamples", "seed"):  # of all comparisons
+            return set()
+        read = "prompt" if name == "pooling" else name
+        applies = {suite.name for suite in SUITES.values() if read in (*suite.reads, *suite.options)}
+        if name == "bf16":
+            return applies | fine_tuned
+        return applies - fine_tuned if read == "prompt" else applies
 
 
 @dataclass(frozen=True)
@@ -271,7 +247,7 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
         note(line)
     options = replace(options, bf16=usable_bfloat16(wanted=options.bf16))
     start = time.perf_counter()
-    benchmarks, missing = find_benchmarks(options.data, options.suites, options, SAMPLES.get(options.suite, {}))
+    benchmarks, missing = find_benchmarks(options.data, options.suites, options, samples_of(options.suite))
     if not benchmarks:
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
         raise DataError(f"{options.data} has no data for the suites {', '.join(options.suites)}: {needs}.")
@@ -348,7 +324,7 @@ def find_benchmarks(
         embedded = {(path, one.fixed.get("first")) for one in benchmarks for path in one.files}
         found = with_samples(partial(suite.find, folder), settings, samples or {})
         benchmarks += [
-            replace(one, work=one.work * _NEW_TEXTS.get(name, 1))
+            replace(one, work=one.work * suite.new_texts)
             if all({(path, None), (path, one.fixed.get("first"))} & embedded for path in one.files)
             else one
             for one in found

@@ -4,50 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
-from metaphrase.evaluation.suites.benchmarks import Benchmark, Settings
+from metaphrase.evaluation.suites import SUITES
+from metaphrase.evaluation.suites.benchmarks import Benchmark, Sample, Settings
 from metaphrase.evaluation.suites.folders import check_names
 
-
-class Sample(NamedTuple):
-    """The part of a suite that is measured.
-
-    Attributes:
-        items: Items of each language: pairs of sentences, gold pairs, questions, or sentences of a split.
-        share: Rough share of the texts of a data set that is encoded, for the estimate of the duration (mining computes it).
-        languages: Languages, if available; None for all.
-        spread: Whether the items are evenly spaced over the data set instead of its first ones, which are about one subject
-            where items are in the order of their documents.
-    """
-
-    items: int
-    share: float
-    languages: tuple[str, ...] | None = None
-    spread: bool = False
-
-
-_LANGUAGES = ("de", "ru", "zh", "hi", "sw", "te", "tl", "th")
-#: The sample of each suite. Languages are of several scripts, with much and with little training data.
-QUICK: dict[str, Sample] = {
-    "retrieval": Sample(150, 0.15, _LANGUAGES),
-    "sts": Sample(200, 0.15, ("en", "de", "zh"), spread=True),
-    "mining": Sample(90, 1),
-    "answer-retrieval": Sample(120, 0.1, spread=True),
-    "xquad-r paragraph": Sample(60, 0.05, spread=True),
-    "xsim++": Sample(150, 0.15, _LANGUAGES),
-    "sib200": Sample(100, 0.25, (*_LANGUAGES, "ewe_Latn", "tat_Cyrl", "bod_Tibt", "quy_Latn")),
-    "word-alignment": Sample(60, 0.04),
-    "paraphrase": Sample(200, 0.3, ("en", "de", "zh")),
-    "pos": Sample(100, 0.4),
-}
-
-
-#: The samples of ``quick`` and ``all``, by suite, folder or benchmark. SIB-200's 164,000 sentences take longer than all other
-#: data together, the 43,000 long pairs of software longer than all other retrieval, and the paragraphs of XQuAD-R longer than
-#: its sentences. MTEB trains on SIB-200 in each language, and a sample of it has all sentences of ``train``.
-SAMPLES: dict[str, dict[str, Sample]] = {
-    "quick": QUICK,
+#: The samples of ``quick`` and ``all`` by folder or benchmark; those of `Suite.quick` are further ones. SIB-200's 164,000
+#: sentences take longer than all other data together, the 43,000 long pairs of software longer than all other retrieval, and
+#: the paragraphs of XQuAD-R longer than its sentences. MTEB trains on SIB-200 in each language, and a sample of it has all
+#: sentences of ``train``.
+_SAMPLES: dict[str, dict[str, Sample]] = {
+    "quick": {"xquad-r paragraph": Sample(60, 0.05, spread=True)},
     "all": {
         "sib200": Sample(50, 0.125),
         "software": Sample(500, 0.4),
@@ -57,19 +24,25 @@ SAMPLES: dict[str, dict[str, Sample]] = {
 }
 
 
+def samples_of(suite: str) -> dict[str, Sample]:
+    """The samples of ``quick`` or ``all``, by suite, folder or benchmark; other suites measure all items."""
+    quick = {one.name: one.quick for one in SUITES.values() if one.quick} if suite == "quick" else {}
+    return quick | _SAMPLES.get(suite, {})
+
+
 def with_samples(
     find: Callable[[Settings], Iterable[Benchmark]], settings: Settings, samples: Mapping[str, Sample]
 ) -> list[Benchmark]:
     """Find the benchmarks of a suite; of those that have a sample, only the sample is measured.
 
-    A sample of a benchmark by its name replaces those of its suite and folder. Data without any of the languages of a sample
-    are sampled in all of their languages.
+    A sample by the name of a benchmark replaces that of its folder, which replaces that of its suite. Data without any of the
+    languages of a sample are sampled in all of their languages.
     """
     whole = check_names(find(settings))
     found = {one.name: one for one in whole}
-    keys = {one.name: (one.name,) if one.name in samples else (one.suite, *one.name.split()) for one in whole}
+    keys = {one.name: [key for key in (one.name, *one.name.split(), one.suite) if key in samples] for one in whole}
     for key, sample in samples.items():
-        if named := {name for name, own in keys.items() if key in own}:
+        if named := {name for name, own in keys.items() if own[:1] == [key]}:
             found = {name: one for name, one in found.items() if name not in named}
             for languages in (settings.languages, settings.languages or list(sample.languages or ())):
                 parts = find(replace(settings, first=sample.items, spread=sample.spread, languages=languages))
