@@ -250,7 +250,7 @@ class SharedTargetBatchSampler(DefaultBatchSampler):
 
     The pairs of a target form groups of at most ``max(2, batch_size // 4)`` pairs, so that a batch has other targets too. The
     groups follow each other in random order, and the end of a batch may divide one. Every pair is in one batch of an epoch,
-    except those of an incomplete last batch if ``drop_last``. The batches depend on the seed and the number of the epoch only.
+    except those of an incomplete last batch if ``drop_last``. The batches depend on the seed and the number of the epoch.
     """
 
     generator: torch.Generator
