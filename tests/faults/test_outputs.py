@@ -28,7 +28,6 @@ from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.translation import TranslationOptions, finetune_translation
 from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
-from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import MARK
 from metaphrase.mining.filtering import filter_corpus
 from metaphrase.mining.options import FilterOptions, MiningOptions
@@ -609,13 +608,3 @@ def test_an_empty_name_is_not_the_current_folder(tiny_encoder_dir, monkeypatch, 
     with pytest.raises(MissingFileError, match="'' is not a folder"):
         load_parallel_folder("")
     fault("A9", "an empty name instead of a folder", tried=2, survived=2)
-
-
-def test_folders_that_were_created_and_stay_empty_are_removed(tmp_path):
-    (tmp_path / "mine").mkdir()
-    with exclusive(tmp_path / "mine" / "runs" / "sw"):
-        assert (tmp_path / "mine" / "runs" / "sw").is_dir()
-    assert [*tmp_path.rglob("*")] == [tmp_path / "mine"]
-    with exclusive(tmp_path / "runs" / "sw"):
-        (tmp_path / "runs" / "sw" / "model.txt").touch()
-    assert (tmp_path / "runs" / "sw" / "model.txt").is_file()

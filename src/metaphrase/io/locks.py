@@ -32,7 +32,7 @@ def exclusive(folder: str | Path) -> Iterator[None]:
     The operating system releases the lock when the process ends, even if it is killed. A process can lock its folder again;
     forked children do not inherit the lock. File systems without locks cause a warning.
 
-    Folders that were created and stay empty are removed.
+    A folder that was created and stays empty is removed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive(folder):
@@ -44,8 +44,7 @@ def exclusive(folder: str | Path) -> Iterator[None]:
     if _held.get(key) == os.getpid():
         yield
         return
-    missing = [one for one in (folder, *folder.parents) if not os.path.exists(one)]  # noqa: PTH110 - no error without permission
-    make_folder(folder)
+    is_new = make_folder(folder)
     lock = _acquire(folder)
     _held[key] = os.getpid()
     try:
@@ -55,16 +54,19 @@ def exclusive(folder: str | Path) -> Iterator[None]:
         with suppress(OSError):
             (folder / LOCK).unlink()
         lock.release()
-        with suppress(OSError):  # one has files
-            for one in missing:
-                one.rmdir()
+        if is_new:
+            with suppress(OSError):  # it has files
+                folder.rmdir()
 
 
-def make_folder(folder: Path) -> None:
-    """Create an output folder if it is missing."""
+def make_folder(folder: Path) -> bool:
+    """Create an output folder if it is missing. Returns whether it was created."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
+        return True
     except (FileExistsError, NotADirectoryError) as error:
+        if folder.is_dir():
+            return False
         raise CheckpointError(f"The output folder {folder} is a file, or inside one. Choose another.") from error
     except OSError as error:
         raise not_writable(folder, error) from error
