@@ -189,6 +189,6 @@ def test_a_release_can_be_debiased_again(model, texts, tmp_path, dtype):
     assert main(["debias", str(tmp_path / "once"), *options, "-o", str(tmp_path / "twice")]) == 0
     card = (tmp_path / "twice" / "README.md").read_text(encoding="utf-8")
     assert "projects out the 1 direction in which" in card
-    assert "differ most, in addition to 1 that the base model projects out, estimated on" in card
+    assert "differ most, in addition to 1 that were projected out before, estimated on" in card
     vector = TaskVector.between(load_encoder(rounded), load_encoder(tmp_path / "twice"))
     assert len(vector.directions) == 2

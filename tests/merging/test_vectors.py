@@ -525,7 +525,7 @@ DAMAGE = {
     "a wrong setting": (setter("settings", {"truncate_dim": 0}), "'truncate_dim' of its metadata must be"),
     "an unknown key": (setter("code", "x"), "missing or unknown: 'code'"),
     "a later format": (setter("version", 2), "its format is 2, but this version of metaphrase reads up to 1"),
-    "no object": (lambda t, c: "[]", "are not keys and values"),
+    "no object": (lambda t, c: "[]", "are not a JSON object"),
     "no JSON": (lambda t, c: "{", "cannot be read as a task vector: "),
     "deep JSON": (lambda t, c: "[" * 100_000, "cannot be read as a task vector: "),
 }

@@ -29,7 +29,6 @@ from metaphrase.training.recipe import Recipe
 MODULE = '''
 from dataclasses import dataclass
 import torch
-from datasets import Dataset
 from torch import nn
 from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Objective

@@ -1,11 +1,21 @@
 """What is known of origins and licences, and that nothing fails where nothing is."""
 
+from itertools import pairwise
+
 import pytest
 from huggingface_hub import constants
 
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated, stated_in
+from metaphrase.publishing.provenance import (
+    DEMO,
+    PACKAGED,
+    earlier_training,
+    hub_licenses,
+    provenance,
+    stated,
+    stated_in,
+)
 from metaphrase.training.card_facts import fill_card
 from metaphrase.training.recipe import Recipe
 from tests.hub_server import reach, serve_hub
@@ -156,3 +166,21 @@ def test_languages_keep_their_scripts(tmp_path):
     (tmp_path / "modules.json").write_text("[]")
     assert stated(str(tmp_path), "language") == ["zh-Hant", "no", "sw"]
     assert stated_in(card.read_text(encoding="utf-8"), "language") == ["zh-Hant", "no", "sw"]
+
+
+def test_what_a_card_records_has_bounded_size_and_depth(tmp_path):
+    """YAML may refer to itself, and aliases may expand without bound."""
+    bomb = "x: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+    bomb += "".join(f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdef"))
+    cases = {
+        "metaphrase: {recipe: tr, seed: 1}": {"recipe": "tr", "seed": 1},
+        "metaphrase: &a\n  data: []\n  source: *a": None,
+        f"{bomb}metaphrase: {{data: *f}}": None,
+        f"metaphrase: {{data: {'[' * 60}{']' * 60}}}": None,
+        "metaphrase: [tr]": None,
+        "date: 2024-02-30\nmetaphrase: {seed: 1}": None,
+    }
+    (tmp_path / "config.json").touch()
+    for metadata, expected in cases.items():
+        (tmp_path / "README.md").write_text(f"---\n{metadata}\n---\n", encoding="utf-8")
+        assert earlier_training(str(tmp_path)) == expected

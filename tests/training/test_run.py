@@ -271,12 +271,13 @@ def test_the_card_of_a_release_that_was_trained_from_another_one_has_the_data_an
     facts = new.data.to_dict()["metaphrase"]
     assert facts["source"] == old.data.to_dict()["metaphrase"]
     assert facts["debias"]["earlier"] == facts["debias"]["directions"] == 2
-    assert "differ most, in addition to 2 that the base model projects out" in new.text
-    before, after = new.text.split("The base model was trained on:")
+    assert "differ most, in addition to 2 that were projected out before" in new.text
+    before, after = new.text.split("It was made from a model that was trained on:")
     assert "sw-en" in before
     assert re.findall("de-en|sw-en", after.split("###")[0]) == ["de-en"]
-    assert "a linear layer projects out 4 directions" in last.text
-    assert "The base model was trained on:" not in old.text
+    assert "4 directions projected out by linear layers" in last.text
+    assert last.text.count("de-en.tsv") == 1
+    assert "It was made from a model that was trained on:" not in old.text
 
 
 def read_retention(result):

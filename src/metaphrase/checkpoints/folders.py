@@ -305,7 +305,8 @@ def check_space(output: Path, what: str, weights: int, whole: int) -> None:
     free = shutil.disk_usage(next(one for one in (output, *output.absolute().parents) if one.exists())).free
     message = f"{output} has {format_size(free)} free, and a {what} needs about {format_size(whole)}."
     if free < weights:
-        raise CheckpointError(f"{message} Free some space, or choose another output folder.")
+        skip = " Without checkpoints (--save_strategy no), a run needs less." if what == "checkpoint" else ""
+        raise CheckpointError(f"{message} Free some space, or choose another output folder.{skip}")
     if free < whole:
         logger.warning("%s The first %s may not fit.", message, what)
 

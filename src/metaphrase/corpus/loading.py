@@ -65,7 +65,7 @@ class Corpus:
             has.
         report: How many pairs were read, kept and dropped.
         files: One dict per file: ``path``, ``file`` (its bare name), ``language``, ``languages`` (of both sides), ``sha256``
-            (comma-separated for the two files of a Moses pair) ``revision`` (of a Hub data set) and, except in a stream,
+            (comma-separated for the two files of a Moses pair), ``revision`` (of a Hub data set) and, except in a stream,
             ``pairs`` kept.
     """
 

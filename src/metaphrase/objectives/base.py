@@ -45,7 +45,8 @@ class Objective(nn.Module, ABC):
         name: Key in recipes, logs and model cards.
         granularity: What is aligned.
         citation: BibTeX for the model card.
-        in_batch_negatives: Whether it compares the pairs of a batch with each other, so that the loss of a single pair is 0.
+        in_batch_negatives: Whether it compares the pairs of a batch with each other, so that batches of a single pair are
+            refused or dropped.
         gather: Whether the negatives include the batches of other processes.
         shares_targets: Whether the pairs of a batch with the same target are positives of each other.
         reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from metaphrase.exceptions import ModelError, UsageError
+from metaphrase.io.arguments import check_value
 from metaphrase.modeling.functional import vocabulary_cross_entropy
 from metaphrase.objectives.base import HeadSources
 
@@ -17,6 +18,8 @@ Vocabulary = Literal["tied", "untied", "english"]
 #: For objectives that predict pieces of both sides.
 FullVocabulary = Literal["tied", "untied"]
 Transform = Literal["auto", "none"]
+#: How a head is built: with the transform of the checkpoint, with a new one, or without.
+TransformKind = Literal["pretrained", "fresh", "none"]
 
 
 class VocabularyHead(nn.Module):
@@ -31,11 +34,17 @@ class VocabularyHead(nn.Module):
     """
 
     def __init__(
-        self, config: PreTrainedConfig, *, vocabulary: Vocabulary = "tied", transform: str = "fresh", rows: int = 0
+        self,
+        config: PreTrainedConfig,
+        *,
+        vocabulary: Vocabulary = "tied",
+        transform: TransformKind = "fresh",
+        rows: int = 0,
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.vocabulary = vocabulary
+        check_value(transform, TransformKind, "'transform' of VocabularyHead")
         self.transform_kind = transform
         self.transform: nn.Module = nn.Identity()
         if transform != "none":

@@ -68,7 +68,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             the weights differ), `tuned`, names of the models, `base`, the name of what they were added to (default:
             the base model), and `chosen`, how alpha was chosen.
         debias: How language identity was removed: number of `directions` and of `languages`, name of the `data`, `chosen`,
-            how the number was chosen, and `earlier`, the number of directions that the base model projects out.
+            how the number was chosen, and `earlier`, the number of directions that were projected out before.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
             pair were trained `toward` which of its embeddings, as in the term `anchor` of the recipe.
         source: What the card of the model that this one was made from records about it.
@@ -390,9 +390,9 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
         return None
     if "languages" not in debias:
         count = debias["directions"] + debias.get("earlier", 0)
-        return f"a linear layer projects out {counted(count, 'direction')}"
+        return f"{counted(count, 'direction')} projected out by linear layers"
     chosen = f". {debias['chosen']}" if debias.get("chosen") else ""
-    earlier = f", in addition to {debias['earlier']} that the base model projects out" if debias.get("earlier") else ""
+    earlier = f", in addition to {debias['earlier']} that were projected out before" if debias.get("earlier") else ""
     return (
         f"a linear layer projects out the {counted(debias['directions'], 'direction')} in which the mean embeddings of "
         f"{debias['languages']} languages differ most{earlier}, estimated on {debias['data']}{chosen}"
@@ -447,13 +447,16 @@ def _corpus_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _earlier_data(source: Any) -> list[dict[str, Any]]:
     """The training files of the model that a model was made from, and of those before it, as their cards record them."""
-    rows: list[Any] = []
+    known = ("file", "language", "pairs", "sha256", "revision", "origin", "license")
+    rows: list[dict[str, Any]] = []
     while isinstance(source, Mapping):
         for run in (source, *_mappings(source.get("runs"))):
-            rows += _mappings(run.get("data"))
+            for data in _mappings(run.get("data")):
+                row = {key: data[key] for key in known if key in data}
+                if "file" in row and row not in rows:
+                    rows.append(row)
         source = source.get("source")
-    known = ("file", "language", "pairs", "sha256", "revision", "origin", "license")
-    return [{key: row[key] for key in known if key in row} for row in rows if "file" in row]
+    return rows
 
 
 def _mappings(value: Any) -> list[Any]:

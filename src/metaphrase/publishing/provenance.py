@@ -29,6 +29,7 @@ from metaphrase.encoders.names import (
     vector_file,
 )
 from metaphrase.encoders.starter import HUB_ID
+from metaphrase.io.configuration import MAX_DEPTH, MAX_VALUES
 from metaphrase.io.files import DEMO
 from metaphrase.merging import TaskVector
 
@@ -148,7 +149,22 @@ def earlier_training(name: str) -> dict[str, Any] | None:
     if is_starter(name) or split_vectors(name)[1]:
         return None
     facts = card_metadata(name).get("metaphrase")
-    return facts if isinstance(facts, dict) else None
+    if isinstance(facts, dict) and _is_small(facts):
+        return facts
+    return None
+
+
+def _is_small(content: Any) -> bool:
+    """Whether content of a foreign card has bounded size and depth; with aliases, YAML may contain itself."""
+    todo, values = [(content, 0)], 0
+    while todo:
+        one, depth = todo.pop()
+        values += 1
+        if values > MAX_VALUES or depth > MAX_DEPTH:
+            return False
+        parts = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        todo += [(part, depth + 1) for part in parts]
+    return True
 
 
 def read_card(path: Path) -> tuple[dict[str, Any] | None, str]:
@@ -157,7 +173,7 @@ def read_card(path: Path) -> tuple[dict[str, Any] | None, str]:
     block = REGEX_YAML_BLOCK.search(content)
     try:
         metadata = (yaml.safe_load(block[2]) if block else None) or {}
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # a date that does not exist, or very deep nesting
         metadata = None
     return metadata if isinstance(metadata, dict) else None, content[block.end() :] if block else content
 

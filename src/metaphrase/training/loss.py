@@ -217,7 +217,8 @@ def build_loss(model: SentenceTransformer, recipe: Recipe, corpus: Corpus) -> Al
         UsageError: An English vocabulary is requested for a stream.
     """
     english_ids = None
-    if any(getattr(objective, "vocabulary", None) == "english" for objective in recipe.objectives().values()):
+    vocabularies = [getattr(objective, "vocabulary", None) for objective in recipe.objectives().values()]
+    if any(isinstance(one, str) and one == "english" for one in vocabularies):
         if not isinstance(corpus.dataset, Dataset):
             raise UsageError("The English subset vocabulary is read from the corpus; a stream does not provide it.")
         english_ids = used_piece_ids(corpus.dataset["target"], model.tokenizer)

@@ -22,6 +22,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import SaveStrategy
 
 from metaphrase.checkpoints.folders import check_space
 from metaphrase.checkpoints.saving import check_finite, explain_lost_processes, how_to_resume
@@ -265,8 +266,8 @@ class TrainingRun:
         if (origin := origin_of(self.encoder) or "").startswith(f"{split_revision(self.base)[0]}@"):
             self.base = origin  # with the commit: the Hub's model may change
         check_finish(self.encoder, self.config)
-        if self.is_main_process:
-            weights = sum(tensor.nbytes for tensor in self.encoder.state_dict().values())
+        if self.is_main_process and self.arguments.save_strategy == SaveStrategy.NO:
+            weights = sum(parameter.nbytes for parameter in self.encoder.parameters())
             check_space(self.output, "release", weights, weights)
 
     def load_test_sets(self) -> None:
