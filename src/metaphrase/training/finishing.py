@@ -22,6 +22,7 @@ from metaphrase.evaluation.guards import AlphaCurve, Guard, choose_alpha, data_g
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.merging import TaskVector
+from metaphrase.merging.projection import find_projection
 from metaphrase.modeling.bulk import distinct_texts
 from metaphrase.postprocessing.debiasing import (
     DECLARATION,
@@ -170,8 +171,8 @@ def finish(
         model, facts["merge"] = merged.eval(), {"alpha": alpha}
         if curve is not None:
             facts["merge"] |= {"chosen": str(curve)}
-    if config.debias:
-        directions: Any = config.debias
+    directions: Any = config.debias if config.debias == "auto" else _further_directions(model, config.debias)
+    if directions:
         facts["debias"] = {"directions": directions, "languages": len(texts), "data": DECLARATION}
         embeddings = embed_languages(model, texts, show_progress=show_progress)
         if directions == "auto":
@@ -181,6 +182,12 @@ def finish(
         if directions:
             model = without_directions(model, language_directions(embeddings, directions)[0])
     return Finished(model, facts, curve)
+
+
+def _further_directions(model: SentenceTransformer, directions: Any) -> int:
+    """How many directions remain to be removed; a model that was made from a debiased one projects some out already."""
+    removed = find_projection(model, len(model))
+    return max(0, directions - (0 if removed is None else len(removed[1])))
 
 
 def _choose(
@@ -194,7 +201,8 @@ def _choose(
     sample = parallel_texts(most=SAMPLED_TEXTS) if directions else {}
 
     def finished(model: SentenceTransformer) -> SentenceTransformer:
-        model = debias(model, sample, directions)[0] if directions else shared_copy(model)
+        further = _further_directions(model, directions)
+        model = debias(model, sample, further)[0] if further else shared_copy(model)
         model.prompts = search_prompts(start.prompts)
         return model
 
