@@ -53,7 +53,7 @@ _CHUNK = 1 << 25
 #: Embeddings have collapsed if the mean cosine of unrelated sentences exceeds this.
 COLLAPSED_COSINE = 0.99
 
-Hits = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+HitsByDirection = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
 
 @checked
@@ -63,7 +63,7 @@ def retrieval_hits(
     *,
     match_text: tuple[Sequence[str], Sequence[str]] | None = None,
     margin_k: Count | None = None,
-) -> Hits:
+) -> HitsByDirection:
     """Return whether the nearest neighbour of each sentence on the other side, by cosine, is its translation.
 
     The first of equally similar candidates counts.
@@ -137,7 +137,7 @@ def largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], 
 
 def pooled_hits(
     sets: Mapping[str, ParallelSet], embeddings: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
-) -> dict[str, Hits]:
+) -> dict[str, HitsByDirection]:
     """Return whether the nearest of all other sentences, in all languages, is a translation of a sentence, by cosine.
 
     The pool holds each different text of both sides of all languages once. An encoder that puts the sentences of a language
@@ -191,14 +191,14 @@ def find_translations(
     margin_k: Count | None = None,
     one_pool: bool = False,
     **encoding: Unpack[EncodingOptions],
-) -> tuple[dict[str, Hits], float | None]:
+) -> tuple[dict[str, HitsByDirection], float | None]:
     """Hits of every language, and the mean over the languages of the cosine of unrelated sentences, if there are any.
 
     With ``one_pool``, see `pooled_hits`.
     """
     if one_pool and margin_k is not None:
         raise ValueError("Retrieval from one pool ranks by cosine. Pass one_pool=False, or margin_k=None.")
-    hits: dict[str, Hits] = {}
+    hits: dict[str, HitsByDirection] = {}
     pool: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
     cosines = []
     for language, source_nh, target_nh in _embedded(model, sets, **encoding):
