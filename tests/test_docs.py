@@ -110,6 +110,16 @@ def test_the_verdict_in_the_readme_is_a_stored_result():
     assert verdict[1] in (ROOT / "docs" / "my-language.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize(
+    ("page", "sentence", "language"),
+    [("README.md", r"the command took (\d+) minutes", "eu"), ("docs/my-language.md", r"command took (\d+) minutes", "sw")],
+)
+def test_stated_durations_of_adapt_are_stored_results(page, sentence, language):
+    runs = json.loads((ROOT / "scripts" / "results" / "adapt.json").read_text("utf-8"))
+    (seconds,) = [run["seconds"] for run in runs if language in run["languages"]]
+    assert re.findall(sentence, (ROOT / page).read_text("utf-8")) == [f"{seconds / 60:.0f}"]
+
+
 @pytest.fixture
 def update_tables(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
