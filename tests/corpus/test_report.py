@@ -17,6 +17,7 @@ def test_the_report_adds_up(tmp_path):
     facts = json.loads(json.dumps(report.to_dict()))
     assert (facts["read"], facts["kept"], facts["languages"]) == (13, 9, {"sw": 5, "te": 4})
     assert facts["files"][0]["examples"]["empty side"] == [f"{tmp_path / 'sw-en.tsv'}:9"]
+    assert repr(report) == "CorpusReport(read=13, kept=9)"
     assert str(report).splitlines() == [
         "file       language  read  kept  dropped",
         "sw-en.tsv  sw           9     5  duplicate 2, empty side 1, no words 1",

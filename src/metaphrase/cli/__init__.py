@@ -88,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     stdout = sys.stdout  # a command redirects it
     set_variables()
+    if argv is None:
+        os.environ["MPLBACKEND"] = "agg"  # `!metaphrase` inherits that of a notebook, which may be unknown in this environment
     with session(), _interrupted_by_signals() as received:
         try:
             return _run(name, [*arguments, *flags])

@@ -128,6 +128,9 @@ class CorpusReport:
             counts.examples.update(row["examples"])
         return report
 
+    def __repr__(self) -> str:
+        return f"CorpusReport(read={self.read}, kept={self.kept})"
+
     def __str__(self) -> str:
         rows = [("file", "language", "read", "kept", "dropped")]
         rows += [
