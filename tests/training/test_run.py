@@ -116,6 +116,8 @@ def test_a_result_is_typed_and_frozen(finished):
     assert result.before["test"]["languages"].keys() == result.after["test"]["languages"].keys() == {"de"}
     assert "SentenceTransformer(" in result.usage
     assert result.pushed is None
+    assert repr(result.output) in repr(result)
+    assert len(repr(result)) < 2000  # without the log and the items of the test sets
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.pushed = "x"
 

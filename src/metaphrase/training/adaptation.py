@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -139,7 +139,7 @@ class AdaptationConfig:
 
 @dataclass(frozen=True)
 class AdaptationResult:
-    """The result of an adaptation.
+    """The result of an adaptation. Its representation omits measurements, plan and findings.
 
     Attributes:
         run: The result of the training run.
@@ -154,11 +154,11 @@ class AdaptationResult:
 
     run: RunResult
     verdict: list[str]
-    languages: Mapping[str, Any]
-    retention: Mapping[str, Any] | None
-    plan: Plan
+    languages: Mapping[str, Any] = field(repr=False)
+    retention: Mapping[str, Any] | None = field(repr=False)
+    plan: Plan = field(repr=False)
     read: CorpusReport
-    findings: Sequence[Finding]
+    findings: Sequence[Finding] = field(repr=False)
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:

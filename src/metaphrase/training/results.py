@@ -17,7 +17,7 @@ from metaphrase.training.baseline import Baseline, EvaluationSets, measure, meas
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a training run.
+    """The result of a training run. Its representation omits facts and measurements.
 
     Attributes:
         output: Folder of the release; with a language embedding, a release for each language in it.
@@ -37,13 +37,13 @@ class RunResult:
 
     output: Path
     model: str
-    facts: Mapping[str, Any]
-    before: Mapping[str, Any] = field(default_factory=dict)
-    after: Mapping[str, Any] = field(default_factory=dict)
-    comparisons: Mapping[str, Any] = field(default_factory=dict)
-    retention: Mapping[str, Any] = field(default_factory=dict)
-    abilities: Mapping[str, Any] = field(default_factory=dict)
-    curve: AlphaCurve | None = None
+    facts: Mapping[str, Any] = field(repr=False)
+    before: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    after: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    comparisons: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    retention: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    abilities: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    curve: AlphaCurve | None = field(default=None, repr=False)
     verdict: str = ""
     report: Path | None = None
     usage: str = ""
