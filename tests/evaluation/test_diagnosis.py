@@ -181,6 +181,9 @@ def test_the_wrong_pooling(tiny_encoder, swahili, monkeypatch):
     monkeypatch.setattr(diagnosis, "under_aligned", lambda *args, **kwargs: ([], None))
     result = diagnose(tiny_encoder, {"sw": swahili}, sample=200)
     assert "pooling" in codes(result, "warning")
+    (message,) = (finding.message for finding in result.findings if finding.code == "pooling")
+    gain, low, high = map(float, re.search(r"\((\S+) points, (\S+) to (\S+)\)", message).groups())
+    assert 0 < low < gain < high
     assert list(result.pooling) == ["cls", "mean"]
     assert result.pooling["mean"] > result.pooling["cls"] + 20
 
@@ -204,6 +207,10 @@ def test_the_sample_is_of_whole_blocks_in_order(swahili):
     assert sample.sources == tuple(swahili.sources[row] for row in row_n)
     assert (np.diff(row_n) > 0).all()
     assert (np.diff(row_n) == 1).sum() >= 495
+    for seed in range(10):  # smaller than a block
+        few, row_n = sample_blocks(swahili, 30, seed)
+        assert row_n.tolist() == [*range(row_n[0], row_n[0] + 30)]
+        assert few.targets == swahili.targets[row_n[0] : row_n[0] + 30]
     everything, row_n = sample_blocks(swahili, 10_000)
     assert everything == swahili
     assert row_n.tolist() == list(range(len(swahili.sources)))

@@ -19,6 +19,8 @@ def test_retention_names_the_worst():
     assert found["worst"] == ["b", "f", "g", "h", "i", "j"]  # all that are significantly worse, at least five
     assert [row["language"] for row in found["languages"] if row["below"]] == ["b", "f", "g", "h", "i", "j", "c"]
     assert retention(comparison({"a": 1.0, "b": 0.0}, [0, 1]), 1)["worst"] == []
+    small = {"a": -0.7, "b": -0.6, "c": -0.5, "d": -0.4, "e": -0.3, "f": -0.2, "g": 0.1}  # none significant
+    assert retention(comparison(small, [-1, 0]), 1)["worst"] == ["a", "b", "c", "d", "e"]
 
 
 @pytest.mark.parametrize("pooled", ["better", "tie", "worse"])

@@ -205,6 +205,13 @@ def test_small_shares_of_clusters_are_not_rounded_away():
     assert cluster_scores(scores, ids).mean() == pytest.approx(1e-4)
 
 
+def test_a_language_without_errors_adds_no_variation():
+    """However few items it has: what varies is the score of an item within its language."""
+    scores = {"de": [1, 0, 1, 0], "sw": [1]}
+    ids = {"de": [1, 2, 3, 4], "sw": [1]}
+    assert cluster_scores(scores, ids).tolist() == [1.0, 0.5, 1.0, 0.5]
+
+
 def test_items_of_languages_of_other_sizes_have_other_ids():
     """Languages of equal size share their items, the others do not."""
     ids = MEASURES["shared_items"].row_ids({"de": 100, "fr": 100, "sw": 150, "te": 101})

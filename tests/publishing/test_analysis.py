@@ -170,6 +170,16 @@ def test_geometry_counts_copies_of_a_target_as_one_hub():
     assert facts["hubness"] != hubs(*sides).skewness
 
 
+def test_structure_is_that_of_the_sources():
+    source, target = vectors(24)
+    data = ParallelSet("sw", tuple(map(str, range(24))), tuple(map(str, range(24))))
+    kept = {"before": (source, target), "after": (source, -target[::-1] + 1)}
+    lost = {"before": (source, target), "after": (target, target)}
+    kept, lost = (analysis.geometry_of({"sw": one}, {"sw": data})["after"]["structure"] for one in (kept, lost))
+    assert kept == pytest.approx(100)
+    assert lost < 90
+
+
 SCALES = {"before": 0.02, "after": 0.3}
 
 

@@ -110,6 +110,8 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
     assert collapse_in_words(after, before).startswith("The embeddings of the encoder before training have collapsed")
     assert collapse_in_words({}, after).startswith("The embeddings have collapsed: ")  # by training, or before it
     assert collapse_in_words(before, before) == ""
+    both = {"udhr": before["held-out"], **after}  # one test set is enough
+    assert collapse_in_words(before, both).startswith("Training has collapsed the embeddings")
 
 
 def test_a_recipe_that_learns_a_vector_for_each_language_is_refused(tmp_path):

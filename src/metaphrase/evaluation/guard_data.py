@@ -179,7 +179,11 @@ def _topics_at(topics: TopicSet, items: Sequence[int]) -> TopicSet:
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """Evenly spaced items."""
+    """Evenly spaced items.
+
+    >>> spread(range(10), 4)
+    [0, 3, 6, 9]
+    """
     if len(items) <= most:
         return list(items)
     return [items[at] for at in np.linspace(0, len(items) - 1, most).round().astype(int)]
