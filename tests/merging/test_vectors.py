@@ -223,9 +223,12 @@ def test_a_sum_keeps_each_setting_on_which_the_vectors_agree(tiny_encoder):
     shorter.max_seq_length = 17
     smaller = copy.deepcopy(shorter)
     smaller.truncate_dim = 16
-    one, other, plain = (TaskVector.between(tiny_encoder, model) for model in (shorter, smaller, tiny_encoder))
+    longer = copy.deepcopy(tiny_encoder)
+    longer.max_seq_length = 18
+    models = (shorter, smaller, longer, tiny_encoder)
+    one, other, another, plain = (TaskVector.between(tiny_encoder, model) for model in models)
     assert (one + other).settings == (other + one).settings == {"max_seq_length": 17}
-    assert (one + plain).settings is None
+    assert (one + another).settings is (one + plain).settings is None
     assert combine([one, other]).settings == {"max_seq_length": 17}  # though neither changes a weight
 
 
@@ -344,6 +347,8 @@ def test_a_sum_keeps_what_both_agree_on():
     assert (both.base_name, both.alpha, both.recipe) == ("starter", 1.0, None)
     assert (both.license, both.card) == ("mit AND apache-2.0", FACTS["card"])
     assert (one + one).alpha == 0.5
+    unknown = TaskVector.between(base, Small(3), **FACTS | {"license": None})
+    assert (one + unknown).license is (unknown + one).license is None
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

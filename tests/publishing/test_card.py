@@ -197,6 +197,14 @@ def test_origin_and_licence_of_the_data_are_told(card, tmp_path):
     assert "Files without a licence in this table" not in written(card, tmp_path).text
 
 
+def test_the_data_of_all_runs_that_made_the_base_are_told(card, tmp_path):
+    """The card of a model that is the sum of two runs records both."""
+    rows = [{"file": f"{code}-en.tsv.gz", "language": code, "pairs": 5} for code in ("de", "fr", "te")]
+    card.source = {"runs": [{"data": rows[:1]}, {"data": rows[:2]}], "source": {"data": rows[2:]}}
+    text = written(card, tmp_path).text.partition("It was made from a model that was trained on:")[2]
+    assert [text.count(row["file"]) for row in rows] == [1, 1, 1]
+
+
 def test_front_matter_records_what_makes_the_model_again(card, tmp_path):
     card.corpus = [{"file": "/data/sw-en.tsv.gz", "language": "sw", "pairs": 3, "sha256": "ab"}]
     card.command, card.seed, card.hardware = "metaphrase train --recipe dap", 0, "cpus 2"
