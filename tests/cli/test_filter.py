@@ -1,6 +1,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
@@ -8,7 +9,7 @@ from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.mining import filtering
-from metaphrase.mining.search import unit_rows
+from metaphrase.mining.search import Neighbours, unit_rows
 
 
 def test_what_it_takes_is_said_before_the_work(tiny_encoder_dir, bitext, tmp_path, capsys, monkeypatch):
@@ -73,6 +74,13 @@ def test_hard_negatives_are_mined_and_trained_on(tiny_encoder_dir, bitext, tmp_p
     options = ["--corpus", str(output), "--output_dir", str(tmp_path / "run"), "--max_steps", "2", "--use_cpu"]
     command = ["train", "--model", str(tiny_encoder_dir), "--recipe", str(recipe), *options, "--report_to", "none"]
     assert main([*command, "--per_device_train_batch_size", "8"]) == 0
+
+
+def test_a_negative_contains_no_separator_of_negatives():
+    near = Neighbours(np.array([[0.8, 0.7, 0.6]], dtype=np.float32), np.array([[1, 2, 0]], dtype=np.int32))
+    targets = ["the translation", "one ||| two", "another"]
+    number, cosine = np.array([0]), np.array([0.9])
+    assert filtering.hard_negatives(near, number, number, cosine, targets, 2) == [["another"]]
 
 
 @pytest.mark.parametrize("name", ["negatives", "negative"])

@@ -190,5 +190,7 @@ def test_few_languages_have_few_directions(tiny_encoder):
     curve = choose_directions(tiny_encoder, samples(4, 32), measurement("pairs", {2: 1.0}), [])
     assert [point["directions"] for point in curve.points] == [0, 1, 2, 3]
     assert curve.directions == 2
+    curve = choose_directions(tiny_encoder, samples(11, 32), measurement("pairs", {10: 1.0}), [])
+    assert [point["directions"] for point in curve.points] == [0, 10]  # eleven means differ in ten directions
     with pytest.raises(UsageError, match="One language has no direction"):
         choose_directions(tiny_encoder, samples(1, 32), measurement("pairs", {}), [])

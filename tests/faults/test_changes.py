@@ -155,6 +155,15 @@ def test_the_digest_is_that_of_the_text_that_was_read(tmp_path, fault):
     fault("C11", "a corpus changes after it was read: the digest is that of its text", tried=3, survived=survived)
 
 
+@pytest.mark.parametrize(("seconds", "is_trusted"), [(1, False), (3, True)])
+def test_the_times_of_a_file_that_was_just_written_are_not_trusted(tmp_path, monkeypatch, seconds, is_trusted):
+    """Another change within the resolution of the clock of the file system would leave them as they are."""
+    path = written(tmp_path, "tsv", PAIRS[:9])
+    now = path.stat().st_ctime_ns + seconds * 10**9
+    monkeypatch.setattr("metaphrase.io.digests.time.time_ns", lambda: now)
+    assert (PinnedFile.of(path).stamp is not None) == is_trusted
+
+
 # ------------------------------------------------------------------------------------------------------------ commands
 
 

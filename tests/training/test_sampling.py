@@ -93,6 +93,13 @@ def test_an_epoch_depends_on_seed_and_number_only(sampler_of):
     assert list(sampler) == one
 
 
+def test_a_language_has_other_batches_in_each_epoch(sampler_of):
+    """Not the same batches in another order."""
+    first, second = ({frozenset(batch) for batch in sampler_of(pairs({"de": 32}), epoch=epoch)} for epoch in (0, 1))
+    assert len(first) == 8
+    assert first != second
+
+
 def test_both_languages_count(sampler_of):
     rows = [{**row, "target_lang": "en" if i % 2 else "sw"} for i, row in enumerate(pairs({"de": 16}))]
     data = Dataset.from_list(rows)
