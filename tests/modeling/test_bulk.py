@@ -89,6 +89,17 @@ def test_bfloat16_gives_float32_embeddings_in_nearly_the_same_direction(tiny_enc
     assert cosines.min() > 0.99
 
 
+@pytest.mark.parametrize("stack", ["several", "projected"])
+def test_a_model_that_normalises_its_embeddings_does_so_in_bfloat16(tiny_encoder, stack):
+    """A dot product would otherwise rank by the rounding errors of lengths, too."""
+    projected = with_modules(tiny_encoder, Pooling(32), Dense(32, 32, bias=False, activation_function=None), Normalize())
+    model = {"projected": projected, **stacks(tiny_encoder)}[stack]
+    length_n = np.linalg.norm(encode(model, TEXTS, bf16=True), axis=1)
+    assert np.abs(length_n - 1).max() < 1e-6
+    with model.truncate_embeddings(8):  # as in float32, after the embeddings are normalised
+        assert (np.linalg.norm(encode(model, TEXTS, bf16=True), axis=1) < 0.99).all()
+
+
 def test_prompts_by_name_and_by_default(tiny_encoder):
     model = SentenceTransformer(modules=list(tiny_encoder), prompts={"query": "ja "}, device="cpu")
     assert_close(encode(model, TEXTS, prompt_name="query"), model.encode(TEXTS, prompt_name="query"))

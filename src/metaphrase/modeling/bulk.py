@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
@@ -158,9 +159,12 @@ def _embed(
     for batch in token_batches([len(ids) for ids in ragged["input_ids"]], budget):
         rows = pad_rows(model.tokenizer, **{name: [values[i] for i in batch] for name, values in ragged.items()})
         output = model({**{name: value.to(model.device) for name, value in rows.items()}, **features})
-        embeddings_bh = output["sentence_embedding"][:, : model.truncate_dim]
+        embeddings_bh = output["sentence_embedding"]
         if torch.is_autocast_enabled(model.device.type):
             embeddings_bh = embeddings_bh.float()
+            if isinstance(model[-1], Normalize):  # after a Dense module, it rounds the lengths to bfloat16
+                embeddings_bh = F.normalize(embeddings_bh, dim=1)
+        embeddings_bh = embeddings_bh[:, : model.truncate_dim]
         if normalize_embeddings:
             embeddings_bh = F.normalize(embeddings_bh, dim=1)
         if embeddings_nh is None:
