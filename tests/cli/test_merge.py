@@ -98,6 +98,17 @@ def test_an_encoder_between_the_two_is_released(base, sw, tmp_path, capsys):
     assert "--alpha 0.3" in metadata["metaphrase"]["command"]
 
 
+def test_the_card_names_a_base_that_was_made_from_the_linked_model(base, sw, tmp_path):
+    """The changes were added to the weights of this base, not to those of the model on the Hub."""
+    (base / "README.md").write_text("---\nbase_model: intfloat/multilingual-e5-small\n---\n", encoding="utf-8")
+    assert command(base, sw, "--alpha", 0.3, "-o", tmp_path / "out") == 0
+    metadata = metadata_load(tmp_path / "out" / "README.md")
+    assert metadata["base_model"] == "intfloat/multilingual-e5-small"
+    assert metadata["metaphrase"]["merge"] == {"alpha": 0.3, "tuned": ["sw"], "base": "base"}
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "**Merged:** the weights of base plus 0.3 times the weight changes of sw" in card
+
+
 def test_settings_of_the_tuned_model_are_kept(base, tmp_path):
     model = load_encoder(tuned(base, tmp_path / "sw", 1), device="cpu")
     model.max_seq_length, model.truncate_dim, model.similarity_fn_name = 17, 16, "dot"

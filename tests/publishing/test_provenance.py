@@ -98,6 +98,21 @@ def test_a_release_has_the_whole_licence_of_its_base(front, license, name, tiny_
     assert (made.license, made.license_name) == (license, name)
 
 
+@pytest.mark.parametrize(("front", "base"), [("base_model: acme/base", "acme-sw"), ("license: mit", None)])
+def test_a_merge_names_the_base_that_was_trained_and_not_the_one_on_the_hub(front, base, tiny_encoder, tmp_path):
+    folder = tmp_path / "acme-sw"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    (folder / "README.md").write_bytes(card(front)["README.md"])
+    facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}, "merge": {"alpha": 0.5}}
+    facts |= {"hardware": {}, "log_history": []}
+    made = AlignmentModelCardData.adopt(tiny_encoder, base_model=None)
+    fill_card(made, facts | {"model": str(folder)})
+    assert made.merge == {"alpha": 0.5} | ({"base": base} if base else {})
+    fill_card(made, facts | {"model": "starter"})
+    assert made.merge == {"alpha": 0.5}
+
+
 def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
     commit = hub.put("acme/large", card("license: cc-by-nc-4.0"))
     (tmp_path / "config.json").touch()

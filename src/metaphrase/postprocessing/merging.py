@@ -61,7 +61,7 @@ from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
 from metaphrase.publishing.contents import CURVE
 from metaphrase.publishing.drafts import check_destination, drafted, how_to_load, part_folders, stored_recipe
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import earlier_training, hub_base, stated, stated_in
+from metaphrase.publishing.provenance import earlier_training, hub_base, named_base, stated, stated_in
 from metaphrase.publishing.vector_card import SUFFIX, license_of, parameter_count, vector_card
 
 #: Weight of a tuned model if none is given.
@@ -290,6 +290,7 @@ def _write(
         if options.debias:
             card.debias |= {"languages": len(parallel_texts()), "data": DECLARATION}
     card.base_model, card.base_model_revision = hub_base(base, base_name)
+    card.merge = named_base(card.merge, base_name, card.base_model)
     with ExitStack() as stack:
         draft = None
         if options.output_dir is not None:

@@ -17,10 +17,12 @@ from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.encoders.folders import is_local
+from metaphrase.encoders.folders import is_local, public_name
 from metaphrase.encoders.installed import installed_model
 from metaphrase.encoders.names import (
+    PLUS,
     find_folder,
+    full_name,
     has_vector,
     is_starter,
     model_file,
@@ -218,6 +220,20 @@ def stated_base(name: str) -> str | None:
     """The Hub id of the base in the metadata of a model's card, without task vectors that its name adds."""
     base = card_metadata(split_vectors(name)[0]).get("base_model")
     return base if isinstance(base, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", base) else None
+
+
+def named_base(merge: Mapping[str, Any] | None, name: str, hub_id: str | None) -> dict[str, Any] | None:
+    """Facts of a merge for a card, with the name of its base unless the base is the model that the card links to.
+
+    >>> named_base({"alpha": 0.5}, "acme/sw@main", "acme/sw"), named_base({"alpha": 0.5}, "acme/sw", "acme/base")
+    ({'alpha': 0.5}, {'alpha': 0.5, 'base': 'acme/sw'})
+    """
+    if merge is None:
+        return None
+    if hub_id is None or is_starter(name) or split_revision(name)[0] == hub_id:
+        return dict(merge)
+    base, files = split_vectors(name)
+    return {**merge, "base": PLUS.join(map(public_name, (full_name(base), *files)))}
 
 
 def find_card(name: str, *, repo_type: str = "model", revision: str | None = None) -> Path | None:

@@ -13,6 +13,7 @@ from metaphrase.publishing.provenance import (
     Origins,
     earlier_training,
     hub_licenses,
+    named_base,
     provenance,
     stated,
     stated_base,
@@ -50,7 +51,7 @@ def fill_card(
     ]
     card.leakage = facts["leakage"]
     removed = facts.get("debias", {})
-    card.merge, card.debias = facts.get("merge"), removed if removed.get("directions") else None
+    card.debias = removed if removed.get("directions") else None
     card.teacher = _teacher(facts.get("recipe", {}))
     languages = {language for file in facts["files"] for language in file["languages"]}
     card.source = earlier_training(facts["model"])
@@ -65,6 +66,7 @@ def fill_card(
         for key, value in stated_license(facts["model"], revision=card.base_model_revision).items():
             setattr(card, key, value)
     card.base_model = card.base_model or stated_base(facts["model"])
+    card.merge = named_base(facts.get("merge"), facts["model"], card.base_model)
     card.license = license or card.license
 
 
