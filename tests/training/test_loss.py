@@ -10,6 +10,7 @@ from transformers import BatchEncoding
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from metaphrase.exceptions import ModelError, UsageError
+from metaphrase.merging.projection import project_out
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
 from metaphrase.training.loss import AlignmentLoss
@@ -241,6 +242,15 @@ def test_models_that_could_not_be_loaded_again_are_refused(tiny_encoder):
             AlignmentLoss(model, Recipe.load("tr"))
     with pytest.raises(ModelError, match="The model has no Pooling, which computes the embeddings of sentences"):
         AlignmentLoss(SentenceTransformer(modules=[transformer], device="cpu"), Recipe.load("tr"))
+
+
+def test_a_projection_of_directions_is_not_trained(tiny_encoder):
+    tiny_encoder.append(Dense(32, 32, bias=False))
+    project_out(tiny_encoder, torch.linalg.qr(torch.randn(32, 3))[0].T)
+    loss = AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
+    _, _, dense, projection = loss.model
+    assert dense.linear.weight.requires_grad
+    assert not projection.linear.weight.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

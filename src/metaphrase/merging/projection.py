@@ -47,6 +47,12 @@ def find_projection(model: nn.Module, most: int = 1) -> tuple[list[int], Tensor]
     return (places, direction_kh) if places else None
 
 
+def freeze_projections(model: SentenceTransformer) -> None:
+    """Exclude the modules that project directions out from training, in which the directions would return."""
+    for place in (find_projection(model, len(model)) or ([],))[0]:
+        model[place].requires_grad_(False)
+
+
 def _directions(dense: nn.Module) -> Tensor | None:
     """The directions that a module projects out; None if it is not a projection."""
     if not isinstance(dense, Dense) or dense.linear.bias is not None:

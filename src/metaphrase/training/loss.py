@@ -22,6 +22,7 @@ from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import Length, checked, is_of_type
 from metaphrase.io.configuration import plain
+from metaphrase.merging.projection import freeze_projections
 from metaphrase.modeling.encoding import Encoding, encode_views, has_decoder, unwrap
 from metaphrase.modeling.matryoshka import CITATION, truncated
 from metaphrase.modeling.views import View
@@ -41,6 +42,7 @@ class AlignmentLoss(nn.Module):
     Args:
         model: The encoder to train. An optional pooler of transformers, which sentence embeddings never use, is removed. If
             its weights are in half precision, they are converted to float32, as small updates would be rounded away.
+            A projection that removes directions (:mod:`metaphrase.merging.projection`) is frozen.
         recipe: The objectives and their weights.
         max_length: Maximum number of pieces per sentence; None uses the recipe's.
         english_ids: Sorted ids of the English subset vocabulary, for heads that use one (see
@@ -79,6 +81,7 @@ class AlignmentLoss(nn.Module):
         if any(weight.dtype in (torch.float16, torch.bfloat16) for weight in model.parameters()):
             model.float()
         remove_pooler(model[0].auto_model)
+        freeze_projections(model)
         self.model = model
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length
