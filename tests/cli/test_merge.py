@@ -29,7 +29,7 @@ from metaphrase.modeling.functional import translation_ranking
 from metaphrase.postprocessing.debiasing import SAMPLED_TEXTS, DebiasOptions, debias, parallel_texts, write_debiased
 from metaphrase.postprocessing.merging import MergeOptions, merge, write_vector_of_run
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.provenance import stated
+from metaphrase.publishing.provenance import earlier_training, stated
 from metaphrase.publishing.release import release, verify
 from metaphrase.publishing.vector_card import vector_card
 from metaphrase.training.recipe import Recipe
@@ -107,6 +107,24 @@ def test_the_card_names_a_base_that_was_made_from_the_linked_model(base, sw, tmp
     assert metadata["metaphrase"]["merge"] == {"alpha": 0.3, "tuned": ["sw"], "base": "base"}
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "**Merged:** the weights of base plus 0.3 times the weight changes of sw" in card
+
+
+def test_the_card_lists_the_training_data_of_all_parts(base, tmp_path):
+    """Of models, of files of task vectors, and of a base that was tuned, too."""
+    shown = re.compile(r"^\| (\w+)-en.tsv.gz ", re.MULTILINE)
+
+    def trained(start: Path | str, name: str, seed: int) -> Path:
+        source = earlier_training(str(start))
+        return tuned(start, tmp_path / name, seed, source=source, corpus=[{"file": f"{name}-en.tsv.gz", "language": name}])
+
+    sw, te = (trained(base, name, seed) for seed, name in enumerate(("sw", "te")))
+    vector, out = tmp_path / "sum.safetensors", tmp_path / "out"
+    assert command(base, sw, te, "--alpha", 0.3, "-o", out, "--vector", vector) == 0
+    assert shown.findall((out / "README.md").read_text(encoding="utf-8")) == ["sw", "te"]
+    fi = trained(f"{base} + {vector}", "fi", 2)
+    assert shown.findall((fi / "README.md").read_text(encoding="utf-8")) == ["fi", "sw", "te"]
+    assert command(f"{base} + {vector}", fi, "--alpha", 0.3, "-o", tmp_path / "all") == 0
+    assert shown.findall((tmp_path / "all" / "README.md").read_text(encoding="utf-8")) == ["sw", "te", "fi"]
 
 
 def test_settings_of_the_tuned_model_are_kept(base, tmp_path):

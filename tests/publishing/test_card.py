@@ -201,7 +201,7 @@ def test_the_data_of_all_runs_that_made_the_base_are_told(card, tmp_path):
     """The card of a model that is the sum of two runs records both."""
     rows = [{"file": f"{code}-en.tsv.gz", "language": code, "pairs": 5} for code in ("de", "fr", "te")]
     card.source = {"runs": [{"data": rows[:1]}, {"data": rows[:2]}], "source": {"data": rows[2:]}}
-    text = written(card, tmp_path).text.partition("It was made from a model that was trained on:")[2]
+    text = written(card, tmp_path).text.partition("Training data of the models that it was made from:")[2]
     assert [text.count(row["file"]) for row in rows] == [1, 1, 1]
 
 

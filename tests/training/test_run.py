@@ -274,12 +274,12 @@ def test_the_card_of_a_release_that_was_trained_from_another_one_has_the_data_an
     assert facts["source"] == old.data.to_dict()["metaphrase"]
     assert (facts["debias"]["earlier"], facts["debias"]["directions"]) == (2, 1)  # 3 in all
     assert "differ most, in addition to 2 that were projected out before" in new.text
-    before, after = new.text.split("It was made from a model that was trained on:")
+    before, after = new.text.split("Training data of the models that it was made from:")
     assert "sw-en" in before
     assert re.findall("de-en|sw-en", after.split("###")[0]) == ["de-en"]
     assert "3 directions projected out by linear layers" in last.text  # more than 2: nothing to remove
     assert last.text.count("de-en.tsv") == 1
-    assert "It was made from a model that was trained on:" not in old.text
+    assert "Training data of the models that it was made from:" not in old.text
 
 
 def read_retention(result):

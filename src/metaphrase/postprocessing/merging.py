@@ -61,7 +61,7 @@ from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
 from metaphrase.publishing.contents import CURVE
 from metaphrase.publishing.drafts import check_destination, drafted, how_to_load, part_folders, stored_recipe
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import earlier_training, hub_base, named_base, stated, stated_in
+from metaphrase.publishing.provenance import earlier_runs, earlier_training, hub_base, named_base, stated, stated_in
 from metaphrase.publishing.vector_card import SUFFIX, license_of, parameter_count, vector_card
 
 #: Weight of a tuned model if none is given.
@@ -270,8 +270,7 @@ def _write(
 ) -> None:
     """Write the encoder, with the curve of its weight, and the vector."""
     base_name, *tuned = options.models
-    earlier = earlier_training(base_name)
-    trained = tuned if earlier is None else options.models
+    trained = tuned if earlier_training(base_name) is None else options.models
     languages = {language for name in trained for language in stated(name, "language")} | set(
         stated_in(vector.card, "language")
     )
@@ -281,7 +280,7 @@ def _write(
         recipe=dict(vector.recipe) if vector.recipe and alpha else None,
         merge={"alpha": alpha, "tuned": names} | ({} if curve is None else {"chosen": str(curve)}),
         command=command,
-        source=earlier,
+        source=earlier_training(base_name, tuned),
         language=sorted(languages) or None,
         **license,
     )
@@ -300,7 +299,8 @@ def _write(
         if options.vector is not None:
             file = Path(options.vector).name
             loaded = f"{vector.base_name or 'BASE'} + {file}"
-            text = vector_card(vector, file, loaded, languages=card.language, license=license)
+            runs = earlier_runs(tuned)
+            text = vector_card(vector, file, loaded, languages=card.language, license=license, runs=runs)
             replace(vector, card=text).save(options.vector, bits=options.bits)
         if draft is not None:
             draft.publish()

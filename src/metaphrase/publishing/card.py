@@ -30,7 +30,7 @@ from metaphrase.io.counts import counted, listed
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER, card_usage, card_usage_of_transformers
 from metaphrase.publishing.markdown import cell, code, dump_yaml, fence, hub_languages, table
-from metaphrase.publishing.provenance import LICENSE_KEYS, as_list, hub_data_set
+from metaphrase.publishing.provenance import LICENSE_KEYS, as_list, hub_data_set, mappings
 
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "metaphrase", "cross-lingual")
 LIMITATIONS = (
@@ -71,7 +71,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             how the number was chosen, and `earlier`, the number of directions that were projected out before.
         teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
             pair were trained `toward` which of its embeddings, as in the term `anchor` of the recipe.
-        source: What the card of the model that this one was made from records about it.
+        source: What the cards of the models that this one was made from record, see `earlier_training`.
         command: The command that reproduces the model.
         seed: Random seed.
         mlm_head: Description of the layers between the encoder and the vocabulary during training.
@@ -296,7 +296,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
         spoken = [*(str(row.get("language")) for row in self.results), *self._languages]
         corpus = self._files
-        earlier = [row for row in _earlier_data(self.source) if row not in corpus]
+        earlier = _earlier_data(self.source, corpus)
         results, retention = self._retention()
         metrics = [item for scores in (self.eval_results_dict or {}).values() for item in scores.items()]
         samples = [row for info in self.train_datasets for row in info.get("samples", [])]
@@ -445,23 +445,18 @@ def _corpus_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {names[key]: row[key] for key in names if row.get(key) is not None}
 
 
-def _earlier_data(source: Any) -> list[dict[str, Any]]:
-    """The training files of the model that a model was made from, and of those before it, as their cards record them."""
+def _earlier_data(source: Any, corpus: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The training files of the models that a model was made from, and of those before them, that are not in its corpus."""
     known = ("file", "language", "pairs", "sha256", "revision", "origin", "license")
     rows: list[dict[str, Any]] = []
-    while isinstance(source, Mapping):
-        for run in (source, *_mappings(source.get("runs"))):
-            for data in _mappings(run.get("data")):
-                row = {key: data[key] for key in known if key in data}
-                if "file" in row and row not in rows:
-                    rows.append(row)
-        source = source.get("source")
+    todo = mappings([source])
+    for run in todo:
+        for data in mappings(run.get("data")):
+            row = {key: data[key] for key in known if key in data}
+            if "file" in row and row not in rows and row not in corpus:
+                rows.append(row)
+        todo += mappings(run.get("runs")) + mappings([run.get("source")])
     return rows
-
-
-def _mappings(value: Any) -> list[Any]:
-    """The mappings in a list; other values, which a card may contain, are dropped."""
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
 def _sample_row(row: Mapping[str, Any]) -> dict[str, str]:

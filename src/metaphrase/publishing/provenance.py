@@ -146,14 +146,49 @@ def card_metadata(name: str, *, repo_type: str = "model", revision: str | None =
         return {}
 
 
-def earlier_training(name: str) -> dict[str, Any] | None:
-    """What the card of a model records about its training with metaphrase; None for a name that adds task vectors."""
-    if is_starter(name) or split_vectors(name)[1]:
-        return None
-    facts = card_metadata(name).get("metaphrase")
-    if isinstance(facts, dict) and _is_small(facts):
-        return facts
-    return None
+def earlier_training(name: str, added: Iterable[str] = ()) -> dict[str, Any] | None:
+    """What the card of a model records about its training with metaphrase; None if nothing.
+
+    What the cards of task vectors in its name, and of ``added`` models, record is among its ``runs``.
+    """
+    base, vectors = split_vectors(name)
+    facts = _records(base)
+    source: dict[str, Any] = facts[0] if len(facts) == 1 else {"runs": facts}
+    if runs := earlier_runs([*vectors, *added]):  # models that were trained from the base repeat its record
+        new = [{key: value for key, value in run.items() if (key, value) != ("source", source)} for run in runs]
+        source = {**source, "runs": [*mappings(source.get("runs")), *new]}
+    return source if facts or runs else None
+
+
+def earlier_runs(names: Iterable[str]) -> list[dict[str, Any]]:
+    """What the cards of models, and of task vectors in their names, record about training with metaphrase."""
+    parts = [part for name in names for base, vectors in [split_vectors(name)] for part in (base, *vectors)]
+    return [run for part in parts for facts in _records(part) for run in _runs(facts)]
+
+
+def recorded_runs(card: str | None) -> list[dict[str, Any]]:
+    """What the texts of cards record about training with metaphrase."""
+    return [run for facts in filter(None, map(_record, _metadata(card))) for run in _runs(facts)]
+
+
+def _runs(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs in the record of a task vector, or the record of a run."""
+    return mappings(facts["runs"]) if facts.keys() == {"runs"} else [facts]
+
+
+def _records(name: str) -> list[dict[str, Any]]:
+    """What the card of a model or of a task vector, without other vectors, records about training with metaphrase."""
+    if is_starter(name):
+        return []
+    if record := _record(card_metadata(name)):
+        return [record]
+    file = _local_vector(name)
+    return [] if file is None else recorded_runs(TaskVector.load(file).card)
+
+
+def _record(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    facts = metadata.get("metaphrase")
+    return facts if isinstance(facts, dict) and facts and _is_small(facts) else None
 
 
 def _is_small(content: Any) -> bool:
@@ -180,6 +215,11 @@ def read_card(path: Path) -> tuple[dict[str, Any] | None, str]:
     return metadata if isinstance(metadata, dict) else None, content[block.end() :] if block else content
 
 
+def mappings(value: Any) -> list[Any]:
+    """The mappings in a list; other values, which a card may contain, are dropped."""
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
 def as_list(value: Any) -> list[str]:
     """Languages or licences in the metadata of a card, a text or a list; YAML reads the code of Norwegian as false."""
     values = value if isinstance(value, list) else [value]
@@ -197,12 +237,16 @@ def _value(metadata: Mapping[str, Any], key: str) -> Any:
 
 def stated_in(card: str | None, key: str) -> list[str]:
     """Return what `stated` returns, from the texts of cards."""
-    values = []
+    return list(dict.fromkeys(value for metadata in _metadata(card) for value in as_list(_value(metadata, key))))
+
+
+def _metadata(card: str | None) -> list[dict[str, Any]]:
+    """The metadata of the texts of cards, without damaged ones."""
+    found = []
     for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
-        with suppress(yaml.YAMLError, AttributeError):
-            metadata = yaml.safe_load(block)
-            values += as_list(_value(metadata, key))
-    return list(dict.fromkeys(values))
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            found.append(yaml.safe_load(block))
+    return [metadata for metadata in found if isinstance(metadata, dict)]
 
 
 def hub_base(model: SentenceTransformer, name: str) -> tuple[str | None, str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -16,7 +16,7 @@ from metaphrase.encoders.names import PLUS, is_starter, split_revision
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.markdown import cell, code, fence, hub_languages
-from metaphrase.publishing.provenance import LICENSE_KEYS, license_metadata, stated, stated_in
+from metaphrase.publishing.provenance import LICENSE_KEYS, license_metadata, recorded_runs, stated, stated_in
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -53,15 +53,21 @@ def vector_card(
     *,
     languages: Iterable[str] | None,
     license: Mapping[str, Any] | None = None,
+    runs: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """Text of a card for a task vector: the file or repository that it is in, and the name that loads the encoder."""
+    """Text of a card for a task vector: the file or repository that it is in, and the name that loads the encoder.
+
+    ``license`` and ``runs``, the records of the training that it contains, default to those in the vector's own card.
+    """
     base = vector.base_name
+    runs = recorded_runs(vector.card) if runs is None else [*runs]
     metadata = {
         **(license_of(vector) if license is None else license),
         **hub_languages(languages or ()),
         "base_model": HUB_ID if is_starter(base) else _hub_id(base),
         "library_name": "metaphrase",
         "tags": ["metaphrase", "task-vector"],
+        "metaphrase": {"runs": runs} if runs else None,
     }
     names = (one_line(base or "BASE"), one_line(place))
     removed = "" if vector.directions is None else f", and {len(vector.directions)} directions are projected out"
