@@ -112,7 +112,10 @@ def test_the_verdict_in_the_readme_is_a_stored_result():
 
 @pytest.mark.parametrize(
     ("page", "sentence", "language"),
-    [("README.md", r"the command took (\d+) minutes", "eu"), ("docs/my-language.md", r"command took (\d+) minutes", "sw")],
+    [
+        ("README.md", r"the command took (\d+) minutes", "eu"),
+        ("docs/my-language.md", r"command took (\d+) minutes", "sw"),
+    ],
 )
 def test_stated_durations_of_adapt_are_stored_results(page, sentence, language):
     runs = json.loads((ROOT / "scripts" / "results" / "adapt.json").read_text("utf-8"))

@@ -259,7 +259,9 @@ def test_languages_of_texts_are_asked_for_before_torch_is_imported():
 def test_a_command_runs_with_the_matplotlib_backend_of_another_environment():
     command = [sys.executable, "-m", "metaphrase", "report", "--help"]
     environment = os.environ | {"MPLBACKEND": "unknown"}
-    assert "usage: metaphrase report" in subprocess.run(command, capture_output=True, text=True, env=environment).stdout
+    assert (
+        "usage: metaphrase report" in subprocess.run(command, capture_output=True, text=True, env=environment).stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,9 @@ def test_the_card_lists_the_training_data_of_all_parts(base, tmp_path):
 
     def trained(start: Path | str, name: str, seed: int) -> Path:
         source = earlier_training(str(start))
-        return tuned(start, tmp_path / name, seed, source=source, corpus=[{"file": f"{name}-en.tsv.gz", "language": name}])
+        return tuned(
+            start, tmp_path / name, seed, source=source, corpus=[{"file": f"{name}-en.tsv.gz", "language": name}]
+        )
 
     sw, te = (trained(base, name, seed) for seed, name in enumerate(("sw", "te")))
     vector, out = tmp_path / "sum.safetensors", tmp_path / "out"

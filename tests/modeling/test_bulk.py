@@ -92,7 +92,9 @@ def test_bfloat16_gives_float32_embeddings_in_nearly_the_same_direction(tiny_enc
 @pytest.mark.parametrize("stack", ["several", "projected"])
 def test_a_model_that_normalises_its_embeddings_does_so_in_bfloat16(tiny_encoder, stack):
     """A dot product would otherwise rank by the rounding errors of lengths, too."""
-    projected = with_modules(tiny_encoder, Pooling(32), Dense(32, 32, bias=False, activation_function=None), Normalize())
+    projected = with_modules(
+        tiny_encoder, Pooling(32), Dense(32, 32, bias=False, activation_function=None), Normalize()
+    )
     model = {"projected": projected, **stacks(tiny_encoder)}[stack]
     length_n = np.linalg.norm(encode(model, TEXTS, bf16=True), axis=1)
     assert np.abs(length_n - 1).max() < 1e-6

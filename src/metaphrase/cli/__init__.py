@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stdout = sys.stdout  # a command redirects it
     set_variables()
     if argv is None:
-        os.environ["MPLBACKEND"] = "agg"  # `!metaphrase` inherits that of a notebook, which may be unknown in this environment
+        os.environ["MPLBACKEND"] = "agg"  # `!metaphrase` inherits that of a notebook, which may be unknown here
     with session(), _interrupted_by_signals() as received:
         try:
             return _run(name, [*arguments, *flags])
