@@ -602,3 +602,10 @@ def test_a_map_that_removes_a_direction_in_part_is_no_projection(tiny_encoder):
     weight[0, 0] = 0.05
     tiny_encoder.append(Dense(32, 32, bias=False, activation_function=None, init_weight=weight))
     assert find_projection(tiny_encoder) is None
+
+
+def test_a_map_that_is_not_finite_is_no_projection(tiny_encoder):
+    tiny_encoder.append(Dense(32, 8, bias=False))
+    weight = torch.full((8, 8), torch.nan)
+    tiny_encoder.append(Dense(8, 8, bias=False, activation_function=None, init_weight=weight))
+    assert find_projection(tiny_encoder) is None

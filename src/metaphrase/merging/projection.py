@@ -48,7 +48,7 @@ def find_projection(model: nn.Module, most: int = 1) -> tuple[list[int], Tensor]
 
 
 def freeze_projections(model: SentenceTransformer) -> None:
-    """Exclude the modules that project directions out from training, in which the directions would return."""
+    """Freeze the modules that project directions out, because training would let the directions return."""
     for place in (find_projection(model, len(model)) or ([],))[0]:
         model[place].requires_grad_(False)
 
@@ -61,7 +61,7 @@ def _directions(dense: nn.Module) -> Tensor | None:
     if not isinstance(dense.activation_function, nn.Identity) or weight_hh.shape[0] != weight_hh.shape[1]:
         return None
     errors = weight_hh - weight_hh.T, weight_hh @ weight_hh - weight_hh
-    if any(float(error.abs().max()) > _TOLERANCE for error in errors):
+    if not all(float(error.abs().max()) <= _TOLERANCE for error in errors):  # also if it is not finite
         return None
     value_h, vector_hh = torch.linalg.eigh((weight_hh + weight_hh.T) / 2)
     direction_kh = vector_hh[:, value_h < 0.5].T
