@@ -214,7 +214,7 @@ def test_a_model_of_the_hub_is_the_base_and_gives_its_licence(command, source, t
     assert metadata["metaphrase"]["base_model_revision"] == commit
     assert metadata["language"] == languages
     assert not {"datasets", "base_model_relation"} & metadata.keys()
-    assert "source" not in metadata["metaphrase"]
+    assert metadata["metaphrase"]["source"] == yaml.safe_load(OWN_CARD.split("---\n")[1])["metaphrase"]
     assert "Its own words." not in text
 
 
@@ -278,15 +278,18 @@ def test_the_card_of_a_vector_does_not_describe_the_export(command, source, tmp_
     assert "Made with `metaphrase export` from vector, without" in text
 
 
-def test_the_licence_and_notices_of_a_vector_without_a_card_are_kept(command, source, tmp_path):
+def test_the_licence_the_notices_and_the_record_of_a_vector_without_a_card_are_kept(command, source, tmp_path):
     vector = tmp_path / "vector"
     vector.mkdir()
-    replace(vector_of(source, str(source)), license="cc-by-4.0").save(vector / "task_vector.safetensors")
+    card = "---\nmetaphrase: {runs: [{seed: 7}, {seed: 8}]}\n---\n"
+    replace(vector_of(source, str(source)), license="cc-by-4.0", card=card).save(vector / "task_vector.safetensors")
     (vector / "NOTICE.md").write_text("Thanks to A.\n", encoding="utf-8")
     for number, name in enumerate((str(vector), f"{source} + {vector}")):
         command[1], command[-3] = name, str(tmp_path / f"out-{number}")
         assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
-        assert "cc-by-4.0" in card_of(tmp_path / f"out-{number}")[0]["license"]
+        metadata, _ = card_of(tmp_path / f"out-{number}")
+        assert "cc-by-4.0" in metadata["license"]
+        assert metadata["metaphrase"]["source"]["runs"] == [{"seed": 7}, {"seed": 8}]
         assert "Thanks to A." in (tmp_path / f"out-{number}" / "NOTICE.md").read_text(encoding="utf-8")
 
 

@@ -36,6 +36,7 @@ from metaphrase.publishing.markdown import cell, table
 from metaphrase.publishing.provenance import (
     LICENSE_KEYS,
     as_list,
+    earlier_training,
     find_card,
     hub_base,
     read_card,
@@ -320,7 +321,7 @@ def _metadata(export: Export, original: Mapping[str, Any], results: list[dict[st
         command=command,
         weights=weights_digests(export.draft.folder),
         tags=["sentence-transformers", "metaphrase"],
-        source=original.get("metaphrase"),
+        source=earlier_training(options.model),
     )
     kept = {key: value for key, value in original.items() if key not in _STALE}
     if is_starter(split_vectors(options.model)[0]):
