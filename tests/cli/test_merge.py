@@ -127,6 +127,19 @@ def test_the_card_lists_the_training_data_of_all_parts(base, tmp_path):
     assert shown.findall((fi / "README.md").read_text(encoding="utf-8")) == ["fi", "sw", "te"]
     assert command(f"{base} + {vector}", fi, "--alpha", 0.3, "-o", tmp_path / "all") == 0
     assert shown.findall((tmp_path / "all" / "README.md").read_text(encoding="utf-8")) == ["sw", "te", "fi"]
+    runs = metadata_load(tmp_path / "all" / "README.md")["metaphrase"]["source"]["runs"]
+    assert [(run["data"][0]["language"], "source" in run) for run in runs] == [
+        (one, False) for one in ("sw", "te", "fi")
+    ]
+
+
+def test_a_model_with_weight_0_adds_no_data_and_no_languages(base, tmp_path):
+    sw = tuned(base, tmp_path / "sw", 1, language=["sw"], corpus=[{"file": "sw-en.tsv.gz", "language": "sw"}])
+    vector, out = tmp_path / "sw.safetensors", tmp_path / "out"
+    assert command(base, sw, "--alpha", 0, "-o", out, "--vector", vector) == 0
+    assert "sw-en.tsv.gz" not in (out / "README.md").read_text(encoding="utf-8")
+    assert "language" not in metadata_load(out / "README.md")
+    assert stated(str(vector), "language") == ["sw"]  # its differences are whole
 
 
 def test_settings_of_the_tuned_model_are_kept(base, tmp_path):

@@ -113,6 +113,21 @@ def test_a_merge_names_the_base_that_was_trained_and_not_the_one_on_the_hub(fron
     assert made.merge == {"alpha": 0.5}
 
 
+def test_languages_of_a_base_that_was_not_trained_are_not_those_of_a_run_with_its_vectors(tiny_encoder, tmp_path):
+    """Results in them are results in other languages."""
+    folder, vector = tmp_path / "base", tmp_path / "te.safetensors"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    TaskVector({}, "0" * 32, card="---\nlanguage: te\nmetaphrase: {runs: [{seed: 1}]}\n---\n").save(vector)
+    facts = {"command": "x", "seed": 1, "files": [{"file": "fi.tsv", "languages": ["fi"]}], "leakage": None}
+    facts |= {"transforms": {}, "hardware": {}, "log_history": [], "model": f"{folder} + {vector}"}
+    made = AlignmentModelCardData.adopt(tiny_encoder)
+    for record, languages in (("", ["fi", "te"]), ("\nmetaphrase: {seed: 1}", ["de", "fi", "fr", "te"])):
+        (folder / "README.md").write_bytes(card(f"language: [de, fr]{record}")["README.md"])
+        fill_card(made, facts)
+        assert made.language == languages
+
+
 def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
     commit = hub.put("acme/large", card("license: cc-by-nc-4.0"))
     (tmp_path / "config.json").touch()

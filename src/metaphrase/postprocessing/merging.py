@@ -61,7 +61,15 @@ from metaphrase.publishing.card import AlignmentModelCardData, change_in_words
 from metaphrase.publishing.contents import CURVE
 from metaphrase.publishing.drafts import check_destination, drafted, how_to_load, part_folders, stored_recipe
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import earlier_runs, earlier_training, hub_base, named_base, stated, stated_in
+from metaphrase.publishing.provenance import (
+    earlier_runs,
+    earlier_training,
+    hub_base,
+    named_base,
+    stated,
+    stated_in,
+    trained_languages,
+)
 from metaphrase.publishing.vector_card import SUFFIX, license_of, parameter_count, vector_card
 
 #: Weight of a tuned model if none is given.
@@ -270,18 +278,16 @@ def _write(
 ) -> None:
     """Write the encoder, with the curve of its weight, and the vector."""
     base_name, *tuned = options.models
-    trained = tuned if earlier_training(base_name) is None else options.models
-    languages = {language for name in trained for language in stated(name, "language")} | set(
-        stated_in(vector.card, "language")
-    )
+    own = {language for name in tuned for language in stated(name, "language")} | {*stated_in(vector.card, "language")}
+    earlier = {*trained_languages(base_name)}
     license = license_of(vector, options.models)
     names = [public_name(name) for name in tuned]
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe and alpha else None,
         merge={"alpha": alpha, "tuned": names} | ({} if curve is None else {"chosen": str(curve)}),
         command=command,
-        source=earlier_training(base_name, tuned),
-        language=sorted(languages) or None,
+        source=earlier_training(base_name, tuned if alpha else ()),
+        language=sorted(earlier | own if alpha else earlier) or None,
         **license,
     )
     if vector.directions is not None:
@@ -300,7 +306,7 @@ def _write(
             file = Path(options.vector).name
             loaded = f"{vector.base_name or 'BASE'} + {file}"
             runs = earlier_runs(tuned)
-            text = vector_card(vector, file, loaded, languages=card.language, license=license, runs=runs)
+            text = vector_card(vector, file, loaded, languages=sorted(earlier | own), license=license, runs=runs)
             replace(vector, card=text).save(options.vector, bits=options.bits)
         if draft is not None:
             draft.publish()

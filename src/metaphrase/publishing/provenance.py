@@ -153,11 +153,24 @@ def earlier_training(name: str, added: Iterable[str] = ()) -> dict[str, Any] | N
     """
     base, vectors = split_vectors(name)
     facts = _records(base)
-    source: dict[str, Any] = facts[0] if len(facts) == 1 else {"runs": facts}
-    if runs := earlier_runs([*vectors, *added]):  # models that were trained from the base repeat its record
-        new = [{key: value for key, value in run.items() if (key, value) != ("source", source)} for run in runs]
-        source = {**source, "runs": [*mappings(source.get("runs")), *new]}
-    return source if facts or runs else None
+    source: dict[str, Any] = facts[0] if len(facts) == 1 else {"runs": facts} if facts else {}
+    for names in (vectors, added):
+        # models that were trained from the base, or the base with vectors, repeat its record
+        runs = [
+            {key: value for key, value in run.items() if (key, value) != ("source", source)}
+            for run in earlier_runs(names)
+            if run != source
+        ]
+        if runs:
+            source = {**source, "runs": [*mappings(source.get("runs")), *runs]}
+    return source or None
+
+
+def trained_languages(name: str) -> list[str]:
+    """The languages in the cards of the task vectors in a name, and of the base if it was trained with metaphrase, too."""
+    base, vectors = split_vectors(name)
+    parts = vectors if earlier_training(base) is None else [base, *vectors]
+    return [language for part in parts for language in stated(part, "language")]
 
 
 def earlier_runs(names: Iterable[str]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from metaphrase.publishing.provenance import (
     stated,
     stated_base,
     stated_license,
+    trained_languages,
 )
 
 #: The transform before a vocabulary projection, in words.
@@ -55,7 +56,7 @@ def fill_card(
     card.teacher = _teacher(facts.get("recipe", {}))
     languages = {language for file in facts["files"] for language in file["languages"]}
     card.source = earlier_training(facts["model"])
-    card.language = sorted(languages.union(stated(facts["model"], "language") if card.source else ()))
+    card.language = sorted(languages.union(trained_languages(facts["model"])))
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
     card.training_logs = training_log(facts["log_history"])
     card.training_seconds = facts.get("training_seconds")
