@@ -12,6 +12,7 @@ from metaphrase.publishing.provenance import (
     PACKAGED,
     earlier_training,
     hub_licenses,
+    named_base,
     provenance,
     stated,
     stated_in,
@@ -126,6 +127,13 @@ def test_languages_of_a_base_that_was_not_trained_are_not_those_of_a_run_with_it
         (folder / "README.md").write_bytes(card(f"language: [de, fr]{record}")["README.md"])
         fill_card(made, facts)
         assert made.language == languages
+
+
+def test_a_merge_names_a_base_of_the_hub_with_its_vectors():
+    merge = {"alpha": 0.5}
+    for name in ("acme/sw", "acme/sw@main"):
+        assert named_base(merge, name, "acme/sw") == merge
+        assert named_base(merge, f"{name} + v.safetensors", "acme/sw")["base"] == f"{name} + v.safetensors"
 
 
 def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):

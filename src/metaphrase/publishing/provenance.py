@@ -287,9 +287,9 @@ def named_base(merge: Mapping[str, Any] | None, name: str, hub_id: str | None) -
     """
     if merge is None:
         return None
-    if hub_id is None or is_starter(name) or split_revision(name)[0] == hub_id:
-        return dict(merge)
     base, files = split_vectors(name)
+    if hub_id is None or (not files and (is_starter(base) or split_revision(base)[0] == hub_id)):
+        return dict(merge)
     return {**merge, "base": PLUS.join(map(public_name, (full_name(base), *files)))}
 
 
