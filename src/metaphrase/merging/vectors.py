@@ -28,7 +28,7 @@ from metaphrase.merging.pooling import replace_pooling
 from metaphrase.merging.projection import find_projection, project_out
 from metaphrase.merging.quantization import Bits
 
-#: Smallest overlap of two projections that count as the same, because training rotated the directions only slightly.
+#: Smallest overlap of two projections that count as the same: rounding, or training elsewhere, changes directions slightly.
 _SAME_DIRECTIONS = 0.99
 _Model = TypeVar("_Model", bound=nn.Module)
 
