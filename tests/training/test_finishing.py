@@ -17,7 +17,7 @@ from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import load_guard_data
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.io.files import UDHR
-from metaphrase.merging.projection import find_projection
+from metaphrase.merging.projection import find_projection, project_out
 from metaphrase.postprocessing import debiasing
 from metaphrase.training import finishing
 from metaphrase.training.finishing import (
@@ -182,6 +182,17 @@ def test_the_number_of_directions_is_chosen_after_the_weight(start, trained, dev
     else:
         assert facts["chosen"].startswith("Nothing can be gained without a loss. Gain and cost: 0 directions: dev ")
         assert projection is None
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("wanted", "modules"), [(3, 3), (5, 4)])
+def test_directions_that_were_removed_before_count(trained, dev, tmp_path, caplog, wanted, modules):
+    project_out(trained, torch.eye(32)[:3])
+    with caplog.at_level("INFO"):
+        finished = finish(trained, RunConfig(debias=wanted, output_dir=str(tmp_path)), pooling="cls", dev=dev)
+    assert len(finished.encoder) == modules
+    assert len(find_projection(finished.encoder, 2)[1]) == wanted
+    assert ("--debias 3 removes nothing: the encoder projects out as many" in caplog.text) == (wanted == 3)
 
 
 @pytest.mark.usefixtures("small")

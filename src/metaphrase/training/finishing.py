@@ -172,6 +172,8 @@ def finish(
         if curve is not None:
             facts["merge"] |= {"chosen": str(curve)}
     directions: Any = config.debias if config.debias == "auto" else _further_directions(model, config.debias)
+    if config.debias and not directions:
+        logger.info("--debias %d removes nothing: the encoder projects out as many directions already.", config.debias)
     if directions:
         facts["debias"] = {"directions": directions, "languages": len(texts), "data": DECLARATION}
         embeddings = embed_languages(model, texts, show_progress=show_progress)
