@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.prompts import USES, resolve_prompt
-from metaphrase.evaluation.compare import compare, red_line_verdict
+from metaphrase.evaluation.compare import compare, difference_shown, red_line_verdict
 from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encode_texts
 from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.guard_data import LabelledData
@@ -150,7 +150,7 @@ def chance_in_words(point: Mapping[str, Any]) -> str:
 def changes_in_words(gain: str, point: Mapping[str, Any]) -> str:
     """The differences of a point of a curve, of the gain and the guards, with intervals, verdicts and limits."""
     return ", ".join(
-        f"{name} {row['difference']:+z.1f} [{row['interval'][0]:+z.1f}, {row['interval'][1]:+z.1f}] {row['verdict']}"
+        f"{name} {difference_shown(row)} {row['verdict']}"
         + (f" (limit {0 - row['limit']:g})" if "limit" in row else "")
         for name, row in {gain: point["gain"], **point["guards"]}.items()
     )

@@ -528,6 +528,8 @@ def test_other_data_are_not_taken_for_measured(options, nli, tmp_path):
     ("option", "advice"),
     [
         ({"load_best_model_at_end": True}, "with --selection"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "Choose another, such as linear"),
+        ({"lr_scheduler_type": "greedy"}, "Choose another, such as linear"),
         ({"resume_from_checkpoint": "x"}, "resumes by itself"),
         ({"eval_strategy": "no", "save_strategy": "no"}, "--save_strategy must be epoch or steps"),
     ],

@@ -86,6 +86,12 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
             raise UsageError(
                 "--save_strategy must be epoch or steps, because checkpoints are measured after training."
             )
+        schedule = getattr(given.lr_scheduler_type, "value", given.lr_scheduler_type)
+        if schedule in ("reduce_lr_on_plateau", "greedy"):
+            raise UsageError(
+                f"--lr_scheduler_type {schedule} does not apply here, because it follows a dev loss, and the "
+                "dev data are scored by the measure of the task. Choose another, such as linear."
+            )
         select_device(self)
         given.bf16 = usable_bfloat16(wanted=given.bf16, on_cpu=given.use_cpu)
         if given.disable_tqdm is None:
