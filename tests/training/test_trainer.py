@@ -1,4 +1,5 @@
 import copy
+import functools
 import hashlib
 import logging
 import os
@@ -20,6 +21,7 @@ from sentence_transformers import (
     SentenceTransformerTrainingArguments,
 )
 from sentence_transformers.base.evaluation import BaseEvaluator
+from sentence_transformers.base.sampler import DefaultBatchSampler, ProportionalBatchSampler
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.models.bert.modeling_bert import BertPooler
 
@@ -601,6 +603,37 @@ def test_a_stream_trains(make_trainer, rows):
     trainer = make_trainer(dataset=stream)
     trainer.train()
     assert len(losses(trainer)) == 6
+
+
+class InOrder(DefaultBatchSampler):
+    """The pairs in their order."""
+
+    def __iter__(self):
+        rows = range(len(self.sampler))
+        yield from (list(rows[at : at + self.batch_size]) for at in range(0, len(rows), self.batch_size))
+
+
+@pytest.mark.parametrize(
+    "sampler", [InOrder, lambda *args, **options: InOrder(*args, **options), functools.partial(InOrder)]
+)
+def test_a_run_with_an_own_sampler_is_saved_and_resumed(make_trainer, sampler):
+    options = {"batch_sampler": sampler, "lr_scheduler_type": "constant"}
+    make_trainer(**options, max_steps=3).train()
+    resumed = make_trainer(**options)
+    resumed.train(resume_from_checkpoint=True)
+    straight = make_trainer(**options, folder="straight")
+    straight.train()
+    assert losses(resumed) == losses(straight)
+    with pytest.raises(CheckpointError, match="differs in: batch_sampler"):
+        make_trainer().train(resume_from_checkpoint=True)
+
+
+def test_a_run_with_an_own_sampler_of_data_sets_is_saved(make_trainer, rows):
+    parts = {"a": Dataset.from_list(rows[:12]), "b": Dataset.from_list(rows[12:])}
+    options = {"dataset": parts, "per_device_train_batch_size": 4}
+    make_trainer(**options, max_steps=3, multi_dataset_batch_sampler=ProportionalBatchSampler).train()
+    with pytest.raises(CheckpointError, match="differs in: multi_dataset_batch_sampler"):
+        make_trainer(**options).train(resume_from_checkpoint=True)
 
 
 def test_batches_that_are_too_few_for_a_step_leave_no_gradients(make_trainer, rows):

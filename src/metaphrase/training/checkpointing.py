@@ -67,6 +67,7 @@ class ResumeMixin(AtomicCheckpointMixin):
 
     alignment_loss: AlignmentLoss
     model: Any
+    args: Any
     optimizer: Any
     lr_scheduler: Any
     dev_digests: Mapping[str, str] = {}  # of the dev sets by language, and of the guard that selects
@@ -272,12 +273,13 @@ class ResumeMixin(AtomicCheckpointMixin):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         if not self.args.should_save:  # transformers calls this method in every process
             return
-        model, folder = self.model, Path(output_dir or self.args.output_dir)
+        model, args, folder = self.model, self.args, Path(output_dir or self.args.output_dir)
         try:
             self.model = shared_copy(model) if has_adapter(model) else model
-            super()._save(output_dir, state_dict)
+            self.args = SimpleNamespace()  # are pickled, but may contain functions
+            super()._save(str(folder), state_dict)
         finally:
-            self.model = model
+            self.model, self.args = model, args
         if has_adapter(model):
             save_adapter(model, folder / ADAPTER)
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle

@@ -77,13 +77,14 @@ class RunFacts:
             "seed": self._args.seed,
         }
         settings = {"batches": "mixed", "data_seed": None, "batch_sampler": BatchSamplers.BATCH_SAMPLER}
-        facts |= {name: value for name, usual in settings.items() if (value := getattr(self._args, name)) != usual}
+        given = {name: getattr(self._args, name) for name in settings}
+        facts |= {name: _named(value) for name, value in given.items() if value != settings[name]}
         if (optimizer := kind_of_optimizer(self._args)) is not None:
             facts["optim"] = optimizer
         facts |= self._encoder_facts() | self._original_facts
         parts = dataset if isinstance(dataset, Mapping) else {"": dataset}
         if isinstance(dataset, Mapping):
-            facts["multi_dataset_batch_sampler"] = self._args.multi_dataset_batch_sampler
+            facts["multi_dataset_batch_sampler"] = _named(self._args.multi_dataset_batch_sampler)
         if all(isinstance(part, Dataset) for part in parts.values()):
             facts["pairs"] = sum(map(len, parts.values()))
         if isinstance(dataset, IterableDataset) and self._args.dataloader_num_workers:
@@ -128,6 +129,14 @@ class RunFacts:
         for name, read in self._read.items():
             digests |= {f"{name}.{what}": digest for what, digest in read.items()}
         return {name: _digest(digest) for name, digest in digests.items()}
+
+
+def _named(value: Any) -> Any:
+    """The name of a class or function, such as the caller's own sampler; other values unchanged."""
+    if not callable(value):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def kind_of_optimizer(args: AlignmentTrainingArguments) -> str | None:
