@@ -636,6 +636,15 @@ def test_a_run_with_an_own_sampler_of_data_sets_is_saved(make_trainer, rows):
         make_trainer(**options).train(resume_from_checkpoint=True)
 
 
+def test_workers_start_and_return_batches_as_requested(make_trainer):
+    trainer = make_trainer(
+        dataloader_num_workers=1, dataloader_multiprocessing_context="spawn", dataloader_in_order=False
+    )
+    loader = trainer.get_train_dataloader()
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+    assert not loader.in_order
+
+
 def test_batches_that_are_too_few_for_a_step_leave_no_gradients(make_trainer, rows):
     """A stream of six batches has one step of four."""
     stream = IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)

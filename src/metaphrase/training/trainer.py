@@ -179,6 +179,8 @@ class AlignmentTrainer(
             self._sampler = loader.batch_sampler
         if loader.num_workers:
             loader.timeout = self.args.dataloader_timeout
+            loader.multiprocessing_context = self.args.dataloader_multiprocessing_context
+            loader.in_order = self.args.dataloader_in_order
         return loader
 
     def collect_features(self, inputs: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], None]:
