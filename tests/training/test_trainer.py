@@ -645,6 +645,14 @@ def test_workers_start_and_return_batches_as_requested(make_trainer):
     assert not loader.in_order
 
 
+def test_transformers_handler_of_signals_is_not_installed(make_trainer):
+    handler = signal.getsignal(signal.SIGTERM)
+    trainer = make_trainer(enable_jit_checkpoint=True, max_steps=1)
+    assert signal.getsignal(signal.SIGTERM) == handler
+    trainer.train()
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
 def test_batches_that_are_too_few_for_a_step_leave_no_gradients(make_trainer, rows):
     """A stream of six batches has one step of four."""
     stream = IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)

@@ -86,6 +86,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         lr_scheduler_kwargs: The mode of ``reduce_lr_on_plateau`` and ``greedy`` is ``"max"`` by default if
             ``greater_is_better`` is true.
         logging_nan_inf_filter: Off by default, because steps with a NaN or infinite loss are skipped and counted.
+        enable_jit_checkpoint: Has no effect: SIGTERM ends training with a checkpoint in any case.
         dataloader_pin_memory: On by default if there is a CUDA device.
         ddp_timeout: A day by default: the other processes wait while the first one measures, merges and releases.
         dataloader_timeout: Number of seconds to wait for a batch from worker processes; 0 waits forever.
@@ -142,6 +143,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
     def __post_init__(self) -> None:
         self._refuse_divided_weights()
+        self.enable_jit_checkpoint = False  # before and after training, its handler would ignore SIGTERM
         self.bf16 = bool(self.bf16)
         select_device(self)
         self.bf16 = usable_bfloat16(wanted=self.bf16, on_cpu=self.use_cpu)
