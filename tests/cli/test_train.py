@@ -580,6 +580,9 @@ def test_an_option_replaces_the_setting_of_the_recipe_that_would_override_it(tmp
         settings(*train)["max_steps"] == settings(*train, "--num_train_epochs", 2, "--max_steps", 5)["max_steps"] == 5
     )
     assert settings("demo", "--num_train_epochs", 2).get("max_steps", -1) == -1
+    assert settings("train", "--recipe", "dap", "--warmup_ratio", 0.3)["warmup_steps"] == 0
+    (tmp_path / "c.yaml").write_text("warmup_ratio: null\n")
+    assert settings("train", "--recipe", "dap", "--config", tmp_path / "c.yaml")["warmup_steps"] == 0.1
 
 
 @pytest.mark.parametrize("error", [KeyError, ValueError])

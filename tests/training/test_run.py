@@ -349,6 +349,8 @@ def test_settings_are_those_of_the_recipe_unless_given(tmp_path):
     assert (epochs.max_steps, epochs.num_train_epochs) == (-1, 2)
     small = RunConfig(recipe="dap", paper_training=True, per_device_train_batch_size=8)
     assert (small.effective_batch_size, small.per_device_train_batch_size, small.max_steps) == (None, 8, 100_000)
+    assert RunConfig(recipe="dap", warmup_ratio=0.3).training_arguments().warmup_steps == 0.3
+    assert RunConfig(recipe="dap", warmup_ratio=None).training_arguments().warmup_steps == 0.1
     one = RunConfig(corpus=Path("a.tsv"), languages="sw", output_dir=Path("runs/sw"))
     assert (one.corpus, one.languages, one.output_dir) == (["a.tsv"], ["sw"], "runs/sw")
     with pytest.raises(UsageError, match=r"Unknown option 'max_stpes' .did you mean 'max_steps'"):

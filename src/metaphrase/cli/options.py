@@ -201,7 +201,7 @@ def parse(
     path = _config_path(prog, argv)
     hints = {name: hint for cls in types for name, hint in hints_of(cls).items()}
     content = {} if path is None else _read_config(Path(_home(path)), own, hints)
-    given = {*content, *parser.given(argv)}
+    given = {*(name for name, value in content.items() if value is not None), *parser.given(argv)}
     dropped = {name for option, name in (replaced or {}).items() if option in given} - given
     options = {name: value for name, value in {**(defaults or {}), **content}.items() if name not in dropped}
     numbers = {action.dest for action in own if action.type is float}  # 1 is recorded as 1.0, as on the command line

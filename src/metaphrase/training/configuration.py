@@ -56,7 +56,11 @@ _NUMBER_OR_AUTO: dict[str, tuple[type[float], Any]] = {
 }
 
 #: Options that replace a setting of the recipe, which would take precedence over them.
-REPLACED = {"num_train_epochs": "max_steps", "per_device_train_batch_size": "effective_batch_size"}
+REPLACED = {
+    "num_train_epochs": "max_steps",
+    "per_device_train_batch_size": "effective_batch_size",
+    "warmup_ratio": "warmup_steps",
+}
 
 #: Values of ``clean``.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
@@ -214,7 +218,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         recipe: Any = settings.get("recipe", options["recipe"].default)
         recipe = recipe if isinstance(recipe, Recipe) else str(recipe)  # a Recipe is refused
         defaults = recipe_settings(recipe, paper_training=bool(settings.get("paper_training")))
-        replaced = {name for option, name in REPLACED.items() if option in settings}
+        replaced = {name for option, name in REPLACED.items() if settings.get(option) is not None}
         defaults = {name: value for name, value in defaults.items() if name not in replaced}
         for name, one in options.items():
             default = default_of(one)
