@@ -623,6 +623,8 @@ def test_trackers_that_are_not_there_are_refused(run, tmp_path, capsys, monkeypa
     for given, message in (
         ("trackio", "pip install trackio"),
         ("wandb", "pip install wandb"),
+        ("azure_ml", "pip install azureml-sdk"),
+        ("flyte", "pip install flytekit"),
         ("wandbb", "Unknown tracker 'wandbb' (did you mean 'wandb'?); --report_to takes azure_ml,"),
     ):
         status, output = run("--report_to", given)

@@ -18,6 +18,8 @@ from torch import nn
 from transformers.integrations.integration_utils import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
+    is_azureml_available,
+    is_flytekit_available,
 )
 
 from metaphrase.exceptions import MissingExtraError, UsageError
@@ -50,8 +52,11 @@ WITHOUT_EFFECT: dict[str, Any] = {
 
 #: Kinds of distributed training that divide the weights, as in the environment that `accelerate launch` sets.
 DIVIDING = ("FSDP", "DEEPSPEED")
-#: Trackers of transformers whose availability cannot be determined.
-UNVERIFIABLE_TRACKERS = ("azure_ml", "flyte")
+#: Trackers that transformers may not list although they are installed: their packages, and the functions that look for these.
+UNLISTED_TRACKERS = {
+    "azure_ml": ("azureml-sdk", is_azureml_available),
+    "flyte": ("flytekit", is_flytekit_available),
+}
 
 
 @dataclass
@@ -360,5 +365,8 @@ def check_trackers(names: Sequence[str]) -> None:
             raise UsageError(
                 f"Unknown tracker {name!r}{did_you_mean(name, known)}; --report_to takes {', '.join(known)}, all or none."
             )
-        if name not in (*installed, *UNVERIFIABLE_TRACKERS):
-            raise MissingExtraError(f"--report_to {name} requires a package that is not installed: pip install {name}")
+        package, is_installed = UNLISTED_TRACKERS.get(name, (name, lambda: False))
+        if name not in installed and not is_installed():
+            raise MissingExtraError(
+                f"--report_to {name} requires a package that is not installed: pip install {package}"
+            )
