@@ -13,6 +13,7 @@ from metaphrase.evaluation.guards import check_guard_folders
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.environment import install_command
 from metaphrase.modeling.languages import LanguageEmbedding
+from metaphrase.training.checkpointing import ADAPTIVE
 from metaphrase.training.configuration import CLEANINGS, RunConfig
 from metaphrase.training.corpora import selected
 from metaphrase.training.recipe import Recipe
@@ -70,6 +71,7 @@ def check_evaluation(config: RunConfig, dev: Collection[str]) -> None:
         "save_strategy best": saves_best,
         "eval_strategy": config.eval_strategy not in (None, "no"),
         "eval_on_start": config.eval_on_start,
+        f"lr_scheduler_type {config.lr_scheduler_type}": config.lr_scheduler_type in ADAPTIVE,
     }
     if not dev and any(needed.values()):
         name = next(name for name, given in needed.items() if given)
