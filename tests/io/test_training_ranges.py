@@ -7,6 +7,7 @@ import socket
 import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
+from transformers.trainer_utils import HubStrategy
 
 from metaphrase import AlignmentTrainingArguments
 from metaphrase.cli import main
@@ -75,14 +76,31 @@ def test_a_schedule_with_its_arguments_is_accepted(tmp_path, schedule, given):
     [
         ({"lr_scheduler_kwargs": "{bad"}, "lr_scheduler_kwargs must be a JSON object, .* but is '{bad' \\(Expecting "),
         ({"learning_rate_mapping": "[1]"}, r"learning_rate_mapping must be a JSON object, .* but is '\[1\]'\."),
-        ({"learning_rate_mapping": '{"bias": -1}'}, r"'learning_rate_mapping' .* but is {'bias': -1}"),
+        ({"lr_scheduler_kwargs": [1]}, r"lr_scheduler_kwargs must be a JSON object, .* but is \[1\]\."),
+        (
+            {"learning_rate_mapping": '{"bias": -1}'},
+            r"'learning_rate_mapping' .* keys and values, each a number of at least 0, but is {'bias': -1}",
+        ),
         ({"activation_checkpointing_kwargs": "bad"}, "activation_checkpointing_kwargs must be a JSON object"),
         ({"accelerator_config": '{"even_batch": 1}'}, "unknown key 'even_batch' .did you mean 'even_batches'"),
+        (
+            {"accelerator_config": {"gradient_accumulation_kwargs": {"num_step": 2}}},
+            "gradient_accumulation_kwargs of accelerator_config has an unknown key 'num_step' .did you mean 'num_steps'",
+        ),
         ({"dataloader_persistent_workers": True}, "dataloader_num_workers is 0. Set it to at least 1"),
         (
             {"optim": "sgd", "optim_args": "momentum"},
             "optim is 'sgd' and optim_args 'momentum', which cannot be used: ",
         ),
+        (
+            {"optim": "sgd", "optim_args": "momentum=0.9, momentu=0.8"},
+            "optim_args has momentu, but the optimiser 'sgd' takes dampening, momentum, nesterov",
+        ),
+        (
+            {"optim": "adafactor", "optim_args": "relative_step=True"},
+            "optim_args has relative_step, but the optimiser 'adafactor' takes none",
+        ),
+        ({"hub_strategy": "checkpoint"}, "'hub_strategy' .* must be one of 'every_save', 'end', but is 'checkpoint'"),
     ],
 )
 def test_what_would_fail_in_training_is_refused_by_name(tmp_path, options, message):
@@ -97,10 +115,32 @@ def test_json_objects_are_accepted_as_text(tmp_path):
     assert not arguments.accelerator_config.even_batches
 
 
+def test_the_arguments_of_an_optimiser_are_accepted(tmp_path):
+    options = {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=True"}
+    assert AlignmentTrainingArguments(str(tmp_path), use_cpu=True, **options).optim == "sgd"
+
+
+@pytest.mark.parametrize("strategy", ["end", HubStrategy.END])
+def test_releases_are_pushed_by_strategy(tmp_path, strategy):
+    arguments = AlignmentTrainingArguments(str(tmp_path), use_cpu=True, hub_strategy=strategy)
+    assert arguments.hub_strategy == HubStrategy.END
+
+
+def test_a_process_alone_joins_no_others(tmp_path):
+    arguments = AlignmentTrainingArguments(str(tmp_path), use_cpu=True, ddp_backend="gloo")
+    assert arguments.world_size == 1
+
+
 def test_an_optimiser_whose_package_is_missing_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.trainer_optimizer.is_bitsandbytes_available", lambda: False)
     with pytest.raises(MissingExtraError, match=r"optimiser 'adamw_8bit' cannot be used: .*pip install"):
         AlignmentTrainingArguments(str(tmp_path), use_cpu=True, optim="adamw_8bit")
+
+
+def test_a_file_has_no_division_among_processes(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("parallelism_config: {tp_size: 2}\n")
+    assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 2
+    assert "'parallelism_config' must be null, but is {'tp_size': 2}" in capsys.readouterr().err
 
 
 def test_the_command_reports_it_as_wrong_usage(tmp_path, capsys):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import ParallelismConfig
 from datasets import Dataset, DatasetDict, IterableDataset
 from sentence_transformers import (
     SentenceTransformer,
@@ -712,6 +713,10 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         UsageError, match="train_sampling_strategy does not apply to alignment, but is 'group_by_length'"
     ):
         make_trainer(train_sampling_strategy="group_by_length")
+    with pytest.raises(UsageError, match="liger_kernel_config does not apply"):
+        make_trainer(liger_kernel_config={"rope": True})
+    with pytest.raises(UsageError, match="parallelism_config divides the weights or batches"):
+        make_trainer(parallelism_config=ParallelismConfig())
     with pytest.raises(UsageError, match="no labels to group batches by"):
         make_trainer(batch_sampler="group_by_label")
 

@@ -132,7 +132,7 @@ def describe_type(hint: Any) -> str:
     if origin is list:
         return f"a list, each {describe_type(parts[0])}"
     if origin in (dict, abc.Mapping):
-        return "keys and values"
+        return "keys and values" + (f", each {describe_type(parts[1])}" if is_limited(parts[1]) else "")
     return _SCALARS[hint][1] if hint in _SCALARS else str(getattr(hint, "__name__", hint))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import fields
 from inspect import signature
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from metaphrase.exceptions import MissingExtraError, UsageError, WorkerError
 from metaphrase.io.arguments import (
@@ -30,6 +32,14 @@ JSON_OBJECTS = (
     "learning_rate_mapping",
     "lr_scheduler_kwargs",
 )
+
+#: What ``optim_args`` sets for optimisers that ignore other names. Parameter groups override its weight decay.
+OPTIM_ARGS: dict[str, set[str]] = {
+    "sgd": {"momentum", "dampening", "nesterov"},
+    "adagrad": {"lr_decay", "eps"},
+    "rmsprop": {"momentum", "alpha", "eps", "centered"},
+    **{name: set() for name in ("adamw_torch", "adamw_torch_fused", "adafactor")},
+}
 
 
 class TrainingRanges:
@@ -64,6 +74,8 @@ class TrainingRanges:
     dataloader_prefetch_factor: Count | None
     ddp_bucket_cap_mb: Count | None
     ddp_timeout: Count
+    hub_strategy: Literal["every_save", "end"]  # the others push optimiser states, but only releases are pushed
+    parallelism_config: None  # not supported
     local_rank: Annotated[int, Range(-1, 2**31 - 1)]
 
     def __post_init__(self) -> None:
@@ -87,6 +99,8 @@ class TrainingRanges:
                 "dataloader_persistent_workers keeps worker processes, but dataloader_num_workers is 0. Set it to at least "
                 "1, or omit dataloader_persistent_workers."
             )
+        if _processes() == 1:
+            given.ddp_backend = None  # transformers would require the other processes
         try:
             super().__post_init__()  # type: ignore[misc]
         except (ValueError, TypeError) as error:
@@ -106,25 +120,34 @@ class TrainingRanges:
 
 def _parse_objects(values: dict[str, Any]) -> None:
     """Parse the options that are JSON objects in text. ``accelerator_config`` may also be a file."""
+    from accelerate.utils import GradientAccumulationPlugin
     from transformers.trainer_pt_utils import AcceleratorConfig
 
     for name in JSON_OBJECTS:
-        text = values.get(name)
-        if isinstance(text, str) and text and (name != "accelerator_config" or text.startswith("{")):
-            values[name] = _json_object(text, name)
-    config, known = values["accelerator_config"], AcceleratorConfig().to_dict()
-    for key in config if isinstance(config, dict) else ():
+        given = values.get(name)
+        if given not in (None, "") and (name != "accelerator_config" or str(given).startswith("{")):
+            values[name] = _json_object(given, name)
+    config = values["accelerator_config"] if isinstance(values["accelerator_config"], dict) else {}
+    _check_keys("accelerator_config", config, AcceleratorConfig())
+    accumulation = config.get("gradient_accumulation_kwargs") or {}
+    _check_keys("gradient_accumulation_kwargs of accelerator_config", accumulation, GradientAccumulationPlugin())
+
+
+def _check_keys(name: str, given: Mapping[str, Any], config: Any) -> None:
+    """Refuse keys that a dataclass does not have."""
+    known = [one.name for one in fields(config)]
+    for key in given:
         if key not in known:
-            raise UsageError(f"accelerator_config has an unknown key {key!r}{did_you_mean(str(key), known)}.")
+            raise UsageError(f"{name} has an unknown key {key!r}{did_you_mean(str(key), known)}.")
 
 
-def _json_object(text: str, name: str) -> dict[str, Any]:
+def _json_object(given: Any, name: str) -> Mapping[str, Any]:
     try:
-        value, reason = json.loads(text), ""
+        value, reason = json.loads(given) if isinstance(given, str) else given, ""
     except ValueError as error:
         value, reason = None, f" ({error})"
-    if not isinstance(value, dict):
-        raise UsageError(f"{name} must be a JSON object, such as '{{\"name\": 0.5}}', but is {text!r}{reason}.")
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{name} must be a JSON object, such as '{{\"name\": 0.5}}', but is {given!r}{reason}.")
     return value
 
 
@@ -154,7 +177,7 @@ def check_schedule(arguments: Any) -> None:
 
 
 def _check_optimizer(arguments: Any) -> None:
-    """Refuse an optimiser whose package is not installed, or whose arguments are invalid."""
+    """Refuse an optimiser whose package is not installed, or whose arguments are invalid or ignored."""
     import torch
     from transformers import Trainer
 
@@ -169,6 +192,13 @@ def _check_optimizer(arguments: Any) -> None:
                 f"optim is {name!r} and optim_args {arguments.optim_args!r}, which cannot be used: {error}. Correct or omit "
                 "them."
             ) from error
+    given = {word.partition("=")[0].strip() for word in (arguments.optim_args or "").split(",")} - {""}
+    known = OPTIM_ARGS.get(name, given)
+    if ignored := sorted(given - known):
+        raise UsageError(
+            f"optim_args has {', '.join(ignored)}, but the optimiser {name!r} takes {', '.join(sorted(known)) or 'none'}. "
+            "learning_rate, weight_decay, adam_beta1, adam_beta2 and adam_epsilon are options themselves."
+        )
 
 
 def select_device(arguments: Any) -> None:

@@ -42,6 +42,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "train_sampling_strategy": "random",
     "include_num_input_tokens_seen": "no",
     "router_mapping": {},
+    "liger_kernel_config": None,
     "auto_find_batch_size": False,
     "label_names": None,
     "include_for_metrics": [],
@@ -173,6 +174,11 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
     def _refuse_divided_weights(self) -> None:
         """Refuse FSDP and DeepSpeed, before transformers reads their configuration or enables them for the whole process."""
+        if self.parallelism_config is not None:
+            raise UsageError(
+                "parallelism_config divides the weights or batches among processes in a way that the objectives do not "
+                "support. Omit it: torchrun starts one process per GPU."
+            )
         if self.fsdp or self.deepspeed or any(parse_flag_from_env(f"ACCELERATE_USE_{name}") for name in DIVIDING):
             raise UsageError(
                 "FSDP and DeepSpeed divide the weights among processes, but the objectives and the clipping of their "
