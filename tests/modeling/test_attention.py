@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel
 
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.modeling.attention import observed
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.packing import first_position, packed
+from tests.conftest import shape
 
 
 def prefix_views(tokenizer, rows):
@@ -46,6 +49,24 @@ def test_probabilities_and_states_are_those_of_eager_attention(request, name, to
 
 def _positions(encoder, view):
     return (torch.arange(view["input_ids"].shape[1]) + first_position(encoder)).expand_as(view["input_ids"])
+
+
+def test_heads_that_share_keys_and_values(tmp_path, tokenizer, bitext):
+    """EuroBERT's eager attention computes the softmax in float32."""
+    config = AutoConfig.for_model("eurobert", **shape(tokenizer, num_attention_heads=4, num_key_value_heads=2))
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load_encoder(tmp_path, device="cpu").eval()
+    view = prefix_views(tokenizer, bitext[:5])["all"]
+    encoding = encode_views(model, {"all": view})["all"]
+    encoder = model[0].auto_model
+    encoder.set_attn_implementation("eager")
+    eager = encoder(view["input_ids"], view["attention_mask"], output_attentions=True)
+    real = encoding.mask_bl[:, None, :, None].expand_as(encoding.attention_bell)
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(encoding.attention_bell[real], eager.attentions[-1][real], **close)
+    mask_bl = encoding.mask_bl
+    torch.testing.assert_close(encoding.tokens_blh[mask_bl], eager.last_hidden_state[mask_bl], **close)
 
 
 def test_seeing_all_is_plain_encoding(tiny_encoder, tokenizer, bitext):

@@ -63,6 +63,8 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for the ``AttentionInterface`` of transformers, with ``visible`` as the only mask."""
+    if (groups := query.shape[1] // key.shape[1]) > 1:  # several heads share keys and values (EuroBERT, Gemma)
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     observer.query, observer.key = query, key
     observer.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     observer.visible = visible[:, None]
