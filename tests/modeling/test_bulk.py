@@ -89,6 +89,15 @@ def test_bfloat16_gives_float32_embeddings_in_nearly_the_same_direction(tiny_enc
     assert cosines.min() > 0.99
 
 
+def test_bfloat16_of_a_model_that_pads_on_the_left(tiny_encoder):
+    tiny_encoder.tokenizer.padding_side = "left"
+    exact, rounded = encode(tiny_encoder, TEXTS), encode(tiny_encoder, TEXTS, bf16=True)
+    assert rounded.dtype == np.float32
+    assert not np.array_equal(exact, rounded)
+    cosines = (exact * rounded).sum(axis=1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(rounded, axis=1)
+    assert cosines.min() > 0.99
+
+
 @pytest.mark.parametrize("stack", ["several", "projected"])
 def test_a_model_that_normalises_its_embeddings_does_so_in_bfloat16(tiny_encoder, stack):
     """A dot product would otherwise rank by the rounding errors of lengths, too."""

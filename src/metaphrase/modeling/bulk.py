@@ -91,7 +91,9 @@ def encode(
                 embeddings_nh = _embed(model, window, budget, prompt, normalize_embeddings)
         else:
             how = {"prompt": prompt or "", "normalize_embeddings": normalize_embeddings, "show_progress_bar": False}
-            embeddings_nh = model.encode(window, convert_to_tensor=True, **how)
+            with bfloat16(model, enabled=bf16):
+                embeddings_nh = model.encode(window, convert_to_tensor=True, **how)
+            embeddings_nh = embeddings_nh.float() if bf16 else embeddings_nh
         windows.append(embeddings_nh if convert_to_tensor else _array(embeddings_nh))
         advance(len(window))
     return torch.cat(windows) if convert_to_tensor else np.concatenate(windows)
