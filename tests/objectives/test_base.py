@@ -105,6 +105,12 @@ def test_two_embedding_passes_need_an_embedding_layer_that_takes_states(make_los
         make_loss("rtl", model=model, positions="double")
 
 
+def test_equal_layers_with_a_type_for_each_are_copied(make_loss, batch_of, bitext, encoder_of):
+    model = encoder_of("modernbert", num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    loss = make_loss("rtl", model=model)
+    assert loss(batch_of(loss, bitext[:3]))["rtl"].isfinite()
+
+
 def test_layers_that_differ_are_not_copied(make_loss, encoder_of):
     with pytest.raises(ModelError, match=r"those of ModernBertModel differ in their attention.* recipe without RTL"):
         make_loss("rtl", model=encoder_of("modernbert", num_hidden_layers=4))

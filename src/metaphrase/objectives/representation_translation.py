@@ -74,6 +74,8 @@ class ReconstructionHead(nn.Module):
         settings = {**config.to_dict(), "num_hidden_layers": layers, "vocab_size": (config.pad_token_id or 0) + 1}
         settings |= {"bos_token_id": None, "eos_token_id": None}  # ids beyond the reduced vocabulary
         settings.pop("model_type", None)
+        if settings.get("layer_types"):  # one entry per layer; all are equal
+            settings["layer_types"] = settings["layer_types"][-layers:]
         shape = AutoConfig.for_model(config.model_type, **settings)
         self.layers: PreTrainedModel = remove_pooler(AutoModel.from_config(shape))
         self.layers.get_input_embeddings().weight.requires_grad_(False)  # unused: the inputs are embeddings
