@@ -269,6 +269,15 @@ def test_modules_are_those_of_a_table_in_the_folder(model, refused, fault, at, c
     fault("J2", "a module that is not part of sentence-transformers, or not in the folder", tried=2, survived=2)
 
 
+def test_a_sparse_encoder_is_named_as_such(model, refused):
+    """Its modules differ, too, which says less."""
+    edit(model / "config_sentence_transformers.json", model_type="SparseEncoder")
+    modules = json.loads((model / MODULES).read_text())
+    modules[0]["type"] = "sentence_transformers.sparse_encoder.modules.mlm_transformer.MLMTransformer"
+    (model / MODULES).write_text(json.dumps(modules))
+    assert "is a SparseEncoder, not a SentenceTransformer. Choose another encoder." in refused()
+
+
 @pytest.mark.parametrize("path", [CONFIG, WEIGHTS, "tokenizer.json", "2_Dense/model.safetensors", "1_Pooling"])
 def test_links_do_not_leave_the_folder(model, refused, tmp_path, fault, path):
     outside = (model / path).rename(tmp_path / "outside")

@@ -127,14 +127,16 @@ def open_model(name: str, folder: Path) -> Iterator[Path]:
     Errors of other libraries inside the block become a `ModelFileError` with one sentence.
     """
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
-        files, modules = _Files(name, folder, Path(temporary)), read_modules(name, folder)
+        files = _Files(name, folder, Path(temporary))
+        if files.find(MODULES_FILE):
+            _copy_model_settings(files)  # first: a model of another kind has other modules
+        modules = read_modules(name, folder)
         if files.find(MODULES_FILE):
             listed = [
                 {"idx": at, "name": str(at), "path": path, "type": f"{cls.__module__}.{cls.__qualname__}"}
                 for at, (cls, path) in enumerate(modules)
             ]
             files.write(MODULES_FILE, listed)
-            _copy_model_settings(files)
         _copy_transformer(files, modules[0][1])
         for cls, path in modules[1:]:
             _copy_module(files, cls, path)
@@ -208,7 +210,9 @@ def read_modules(name: str, folder: Path) -> list[tuple[type[nn.Module], str]]:
             raise ModelError(_requires_code(name))
         if (known is Transformer) != (not modules) or known is None:
             expected = "starts with a Transformer" if not modules else f"consists of {', '.join(MODULES)}"
-            raise ModelError(f"{MODULES_FILE} of {name} lists {excerpt(kind)}, but a model {expected}.")
+            raise ModelError(
+                f"{MODULES_FILE} of {name} lists {excerpt(kind)}, but a model {expected}. Choose another encoder."
+            )
         if not re.fullmatch(r"[\w.-]*", path) or path in (".", "..") or (modules and not path):
             raise ModelFileError(
                 f"{MODULES_FILE} of {name} names the module folder {excerpt(path)}, which must lie directly in the model's "
@@ -351,7 +355,7 @@ def _copy_model_settings(files: _Files) -> None:
     settings = files.read(name := "config_sentence_transformers.json") or {}
     kind = settings.get("model_type", "SentenceTransformer")
     if kind != "SentenceTransformer":
-        raise ModelError(f"{files.name} is a {excerpt(kind)}, not a SentenceTransformer.")
+        raise ModelError(f"{files.name} is a {excerpt(kind)}, not a SentenceTransformer. Choose another encoder.")
     prompts = settings.get("prompts")
     if prompts is not None and not (
         isinstance(prompts, dict) and all(isinstance(text, str | None) for text in prompts.values())
