@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Unpack
 
@@ -129,14 +130,15 @@ def similarity_structure(
             score, scores_r = 100.0, np.full(resamples, 100.0)
         samples.append(scores_r)
         sha256 = text_digest("".join(f"{text}\n" for text in one))
-        languages[language] = Measurement(len(one), score, percentile_interval(scores_r), sha256)
+        languages[language] = Measurement(len(one), score, _interval(scores_r, score), sha256)
+    mean = mean_of(list(languages.values()))
     return Result(
         suite="similarity structure",
         model=name or type(tuned).__name__,
         measure="Spearman",
         protocol="Spearman ×100 of the cosines within a language, against those of the original encoder",
         languages=languages,
-        average=mean_of(list(languages.values()), percentile_interval(np.mean(samples, axis=0))),
+        average=replace(mean, interval=_interval(np.mean(samples, axis=0), mean.score)),
         **conditions(start, resamples, seed, **encoding_settings(tuned, **encoding)),
     )
 
@@ -171,6 +173,12 @@ def pairwise_cosines(embeddings_nh: NDArray[Any]) -> NDArray[np.float64]:
     """Cosines of all pairs of different rows, with the precision of float32, shape ``(n · (n - 1) / 2,)``."""
     rows_nh = unit_rows(embeddings_nh).astype(np.float64)
     return (rows_nh @ rows_nh.T)[np.triu_indices(len(rows_nh), 1)].round(7)
+
+
+def _interval(scores_r: NDArray[np.float64], score: float) -> tuple[float, float]:
+    """The interval of resampled scores, extended to the score: nearly all samples of a very small loss have larger ones."""
+    low, high = percentile_interval(scores_r)
+    return min(low, score), max(high, score)
 
 
 def _draw(
