@@ -145,13 +145,22 @@ def test_sentences_longer_than_the_positions_are_refused(tiny_encoder):
 
 def test_a_tokenizer_without_a_mask_token_is_refused(tiny_encoder):
     tiny_encoder.tokenizer.mask_token = None
-    with pytest.raises(ValueError, match="no mask token"):
-        AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
+    with pytest.raises(ValueError, match=r"has no mask token, required by tlm, rtl\. Use a recipe such as 'tr'"):
+        AlignmentLoss(tiny_encoder, recipe(*({"objective": name} for name in ("tlm", "tr", "rtl"))))
 
 
 def test_a_tokenizer_without_special_tokens_around_a_text_is_refused(tiny_encoder):
     tiny_encoder.tokenizer.backend_tokenizer.post_processor = None
-    with pytest.raises(ModelError, match="does not put a special token before and after every text"):
+    with pytest.raises(
+        ModelError, match="does not put a special token before and after every text, as required by rtl"
+    ):
+        AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}, {"objective": "rtl"}))
+    AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
+
+
+def test_a_tokenizer_without_padding_is_refused(tiny_encoder):
+    tiny_encoder.tokenizer.pad_token = None
+    with pytest.raises(ModelError, match="has no pad token"):
         AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
 
 

@@ -106,6 +106,7 @@ class Anchor(Objective):
 
     name: ClassVar[str] = "anchor"
     granularity: ClassVar[Granularity] = "sentence"
+    any_tokenizer: ClassVar[bool] = True
     citation: ClassVar[str] = """\
 @inproceedings{reimers-gurevych-2020-making,
     title = "Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation",

@@ -51,6 +51,8 @@ class Objective(nn.Module, ABC):
         shares_targets: Whether the pairs of a batch with the same target are positives of each other.
         reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.
         reads_original: Whether it compares the encoder with the original one.
+        any_tokenizer: Whether it also supports tokenizers without a mask token, or without special tokens before and after
+            every text, such as those of decoders.
         max_length: Maximum pieces per sentence, including special tokens.
         truncatable: Whether it reads nothing but sentence embeddings, of any size: its term may have ``matryoshka``.
         original: The model to compare with: the encoder before training, or a teacher; None if it reads neither.
@@ -65,6 +67,7 @@ class Objective(nn.Module, ABC):
     shares_targets = False
     reads_words: ClassVar[bool] = False
     reads_original = False
+    any_tokenizer: ClassVar[bool] = False
     truncatable = False
     max_length: Length = 32
 

@@ -88,6 +88,7 @@ class SimilarityPreservation(Objective):
 
     name: ClassVar[str] = "similarity-preservation"
     granularity: ClassVar[Granularity] = "sentence"
+    any_tokenizer: ClassVar[bool] = True
     in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = """\
 @inproceedings{tung-mori-2019-similarity,

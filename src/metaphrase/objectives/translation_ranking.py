@@ -43,7 +43,8 @@ class HardNegatives(View):
             for example in batch.examples
             for text in [one for one in _texts(example["negatives"] or "") if one.strip()][: self.count]
         ]
-        texts, languages = zip(*(rows or [("", batch.examples[0].get("target_lang") or "")]), strict=True)
+        first = batch.examples[0]
+        texts, languages = zip(*(rows or [(first["target"], first.get("target_lang") or "")]), strict=True)
         return {
             **pad_rows(batch.tokenizer, input_ids=piece_ids(batch.tokenizer, texts, self.max_length)),
             "text": torch.tensor([fingerprint(text) for text in texts]),
@@ -105,6 +106,7 @@ class TranslationRanking(Objective):
 
     name: ClassVar[str] = "tr"
     granularity: ClassVar[Granularity] = "sentence"
+    any_tokenizer: ClassVar[bool] = True
     in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = """\
 @inproceedings{li-etal-2023-dual,

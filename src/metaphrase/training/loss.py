@@ -13,6 +13,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.loading import Corpus
 from metaphrase.encoders.adapters import encoder_of
@@ -88,7 +89,7 @@ class AlignmentLoss(nn.Module):
         objectives = recipe.objectives(self.max_length)
         self.step = 0
         sources = _head_sources(model, english_ids, languages)
-        _check_tokenizer(sources, [name for name, objective in objectives.items() if objective.reads_words])
+        _check_tokenizer(sources, objectives)
         check_positions(sources, self.max_length, recipe.name)
         for term in recipe.terms:
             _check_matryoshka(term, objectives[term.name], sources.embedding_size)
@@ -325,21 +326,13 @@ def _check_token_states(sources: HeadSources, heads: Collection[str]) -> None:
         )
 
 
-def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:
+def _check_tokenizer(sources: HeadSources, objectives: Mapping[str, Objective]) -> None:
     """Refuse a tokenizer that does not match the encoder or the objectives."""
     tokenizer, name = sources.tokenizer, sources.name or "this encoder"
-    for token in ("pad", "cls", "sep", "mask"):
-        if getattr(tokenizer, f"{token}_token_id") is None:
-            raise ModelError(
-                f"The tokenizer of {name} has no {token} token, which alignment objectives require. Use an encoder of the "
-                "BERT or XLM-R family."
-            )
-    ids, special = tokenizer("a")["input_ids"], {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
-    if ids[0] not in special or ids[-1] not in special:
-        raise ModelError(
-            f"The tokenizer of {name} does not put a special token before and after every text, which alignment objectives "
-            "require. Add a post-processor that does (`tokenizer.backend_tokenizer.post_processor`)."
-        )
+    if tokenizer.pad_token_id is None:
+        raise ModelError(f"The tokenizer of {name} has no pad token. Set its pad_token.")
+    if particular := [objective.name for objective in objectives.values() if not objective.any_tokenizer]:
+        _check_special_tokens(tokenizer, name, ", ".join(particular))
     embedded: Any = sources.encoder.get_input_embeddings()
     rows, pieces = len(embedded.weight), max(tokenizer.get_vocab().values()) + 1
     if pieces > rows:
@@ -348,9 +341,27 @@ def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:
             f"matching tokenizer; if you have added pieces, resize the embeddings: "
             f"model[0].auto_model.resize_token_embeddings({pieces})."
         )
+    of_words = [objective.name for objective in objectives.values() if objective.reads_words]
     if of_words and not tokenizer.is_fast:
         raise ModelError(
             f"{', '.join(of_words)} needs the pieces of each word, but the tokenizer of {name}, a "
             f"{type(tokenizer).__name__}, is a slow tokenizer, which does not return them. Convert it to a fast tokenizer "
             "(tokenizer.json), or use a recipe without words, such as 'dap'."
+        )
+
+
+def _check_special_tokens(tokenizer: PreTrainedTokenizerBase, name: str, particular: str) -> None:
+    """Refuse a tokenizer without special tokens that objectives require."""
+    for token in ("cls", "sep", "mask"):
+        if getattr(tokenizer, f"{token}_token_id") is None:
+            raise ModelError(
+                f"The tokenizer of {name} has no {token} token, required by {particular}. Use a recipe such as 'tr' or "
+                "'metaphrase', or an encoder of the BERT or XLM-R family."
+            )
+    ids, special = tokenizer("a")["input_ids"], {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    if ids[0] not in special or ids[-1] not in special:
+        raise ModelError(
+            f"The tokenizer of {name} does not put a special token before and after every text, as required by {particular}. "
+            "Use a recipe such as 'tr' or 'metaphrase', or add a post-processor that does "
+            "(`tokenizer.backend_tokenizer.post_processor`)."
         )
