@@ -98,9 +98,11 @@ def test_bfloat16_of_a_model_that_pads_on_the_left(tiny_encoder):
     assert cosines.min() > 0.99
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("stack", ["several", "projected"])
-def test_a_model_that_normalises_its_embeddings_does_so_in_bfloat16(tiny_encoder, stack):
+def test_a_model_that_normalises_its_embeddings_does_so_in_bfloat16(tiny_encoder, stack, side):
     """A dot product would otherwise rank by the rounding errors of lengths, too."""
+    tiny_encoder.tokenizer.padding_side = side
     projected = with_modules(
         tiny_encoder, Pooling(32), Dense(32, 32, bias=False, activation_function=None), Normalize()
     )

@@ -90,10 +90,11 @@ def encode(
             with packed(model), bfloat16(model, enabled=bf16):
                 embeddings_nh = _embed(model, window, budget, prompt, normalize_embeddings)
         else:
-            how = {"prompt": prompt or "", "normalize_embeddings": normalize_embeddings, "show_progress_bar": False}
+            how = {"prompt": prompt or "", "show_progress_bar": False}
             with bfloat16(model, enabled=bf16):
-                embeddings_nh = model.encode(window, convert_to_tensor=True, **how)
-            embeddings_nh = embeddings_nh.float() if bf16 else embeddings_nh
+                with model.truncate_embeddings(None):
+                    embeddings_nh = model.encode(window, convert_to_tensor=True, **how)
+                embeddings_nh = _finished(model, embeddings_nh, normalize_embeddings)
         windows.append(embeddings_nh if convert_to_tensor else _array(embeddings_nh))
         advance(len(window))
     return torch.cat(windows) if convert_to_tensor else np.concatenate(windows)
@@ -161,18 +162,21 @@ def _embed(
     for batch in token_batches([len(ids) for ids in ragged["input_ids"]], budget):
         rows = pad_rows(model.tokenizer, **{name: [values[i] for i in batch] for name, values in ragged.items()})
         output = model({**{name: value.to(model.device) for name, value in rows.items()}, **features})
-        embeddings_bh = output["sentence_embedding"]
-        if torch.is_autocast_enabled(model.device.type):
-            embeddings_bh = embeddings_bh.float()
-            if isinstance(model[-1], Normalize):  # after a Dense module, it rounds the lengths to bfloat16
-                embeddings_bh = F.normalize(embeddings_bh, dim=1)
-        embeddings_bh = embeddings_bh[:, : model.truncate_dim]
-        if normalize_embeddings:
-            embeddings_bh = F.normalize(embeddings_bh, dim=1)
+        embeddings_bh = _finished(model, output["sentence_embedding"], normalize_embeddings)
         if embeddings_nh is None:
             embeddings_nh = embeddings_bh.new_empty(len(texts), embeddings_bh.shape[1])
         embeddings_nh[batch] = embeddings_bh
     return embeddings_nh
+
+
+def _finished(model: SentenceTransformer, embeddings_bh: Tensor, normalize: bool) -> Tensor:
+    """Embeddings as ``encode`` returns them: truncated and normalised; float32 under autocast."""
+    if torch.is_autocast_enabled(model.device.type):
+        embeddings_bh = embeddings_bh.float()
+        if isinstance(model[-1], Normalize):  # after a Dense module, it rounds the lengths to bfloat16
+            embeddings_bh = F.normalize(embeddings_bh, dim=1)
+    embeddings_bh = embeddings_bh[:, : model.truncate_dim]
+    return F.normalize(embeddings_bh, dim=1) if normalize else embeddings_bh
 
 
 def _array(embeddings_nh: Tensor) -> NDArray[Any]:
