@@ -190,7 +190,7 @@ def difference_shown(row: Mapping[str, Any]) -> str:
     '+1.3 [-0.5, +3.0]'
     """
     low, high = row["interval"]
-    return f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{row['difference']:+z.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def red_line_verdict(low: float, high: float, *, limit: float) -> str:
