@@ -71,7 +71,7 @@ def check_evaluation(config: RunConfig, dev: Collection[str]) -> None:
         "save_strategy best": saves_best,
         "eval_strategy": config.eval_strategy not in (None, "no"),
         "eval_on_start": config.eval_on_start,
-        f"lr_scheduler_type {config.lr_scheduler_type}": config.lr_scheduler_type in ADAPTIVE,
+        **{f"lr_scheduler_type {kind}": config.lr_scheduler_type == kind for kind in ADAPTIVE},
     }
     if not dev and any(needed.values()):
         name = next(name for name, given in needed.items() if given)
