@@ -87,6 +87,10 @@ def test_a_schedule_with_its_arguments_is_accepted(tmp_path, schedule, given):
             {"accelerator_config": {"gradient_accumulation_kwargs": {"num_step": 2}}},
             "gradient_accumulation_kwargs of accelerator_config has an unknown key 'num_step' .did you mean 'num_steps'",
         ),
+        (
+            {"accelerator_config": {"gradient_accumulation_kwargs": 2}},
+            "gradient_accumulation_kwargs of accelerator_config must be a JSON object, .* but is 2",
+        ),
         ({"dataloader_persistent_workers": True}, "dataloader_num_workers is 0. Set it to at least 1"),
         (
             {"optim": "sgd", "optim_args": "momentum"},

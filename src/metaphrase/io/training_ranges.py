@@ -129,8 +129,9 @@ def _parse_objects(values: dict[str, Any]) -> None:
             values[name] = _json_object(given, name)
     config = values["accelerator_config"] if isinstance(values["accelerator_config"], dict) else {}
     _check_keys("accelerator_config", config, AcceleratorConfig())
-    accumulation = config.get("gradient_accumulation_kwargs") or {}
-    _check_keys("gradient_accumulation_kwargs of accelerator_config", accumulation, GradientAccumulationPlugin())
+    name = "gradient_accumulation_kwargs of accelerator_config"
+    accumulation = _json_object(config.get("gradient_accumulation_kwargs") or {}, name)
+    _check_keys(name, accumulation, GradientAccumulationPlugin())
 
 
 def _check_keys(name: str, given: Mapping[str, Any], config: Any) -> None:
